@@ -1,0 +1,27 @@
+"""Config: frozen, typed sections, read from YAML and `--set`, with errors that name the key, the line and the nearest right name.
+
+In: files, flags and presets. Out: a validated config or a `UserError`. This room imports nothing else of tessera.
+"""
+
+from tessera.config.base import Config
+from tessera.config.document import document
+from tessera.config.errors import UserError, nearest
+from tessera.config.loading import Layer, build, difference, dump_yaml, layer_of, parse_sets, read_yaml
+from tessera.config.sections import DataConfig, EngineConfig, OptimConfig
+
+__all__ = [
+    "Config",
+    "DataConfig",
+    "EngineConfig",
+    "Layer",
+    "OptimConfig",
+    "UserError",
+    "build",
+    "difference",
+    "document",
+    "dump_yaml",
+    "layer_of",
+    "nearest",
+    "parse_sets",
+    "read_yaml",
+]

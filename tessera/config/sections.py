@@ -1,0 +1,119 @@
+"""The sections that every recipe's config has: data, engine, and an optimizer per trained net."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from tessera.config.base import Config
+
+
+class DataConfig(Config):
+    """Where the samples come from and how they are cut."""
+
+    path: str | None = None
+    """Folder of the user's files, relative to where the command runs; `--data` sets it. A run saves it absolute."""
+    resolution: int = Field(64, ge=16)
+    """Height and width of training pictures in pixels."""
+    channels: Literal[1, 3, 4] = 3
+    """1 grey, 3 RGB, 4 RGBA."""
+    background: tuple[int, int, int] = (255, 255, 255)
+    """Colour under transparent pixels when channels is 1 or 3."""
+    crop: Literal["center", "random"] = "center"
+    """Which square of a picture that is not square; `random` draws another one each epoch."""
+    zoom: float = Field(1.0, ge=1.0, le=4.0)
+    """With a random crop: up to how many times the picture is enlarged before it is cut."""
+    flip: bool = False
+    """Mirror half of the pictures left to right, drawn per epoch. Off by default: captions may name a side."""
+    validation_fraction: float = Field(0.05, ge=0.0, le=0.5)
+    """Share of the groups held back for validation, chosen by a hash of the group key."""
+    group_by: str | None = None
+    """Column of the metadata whose value is the group key; samples of one group fall on one side of the split."""
+    workers: int = Field(2, ge=0, le=256)
+    """Processes that read and decode; 0 reads in the training process."""
+    prefetch: int = Field(4, ge=1, le=64)
+    """Batches that each worker keeps ready."""
+
+    @model_validator(mode="after")
+    def _combinations(self) -> DataConfig:
+        if self.zoom > 1 and self.crop == "center":
+            raise ValueError(f"zoom {self.zoom} has no effect with crop: center; set crop: random, or leave zoom out")
+        if not all(0 <= value <= 255 for value in self.background):
+            raise ValueError(f"background {list(self.background)} is no colour; expected three numbers from 0 to 255")
+        return self
+
+
+class OptimConfig(Config):
+    """AdamW for one net; the learning rate is a function of the step."""
+
+    lr: float = Field(3e-4, gt=0)
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.99)
+    """Decay of the two moment estimates."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled decay; never on norms, biases and other parameters of fewer than two axes."""
+    eps: float = Field(1e-8, gt=0)
+    """Added to the root of the second moment."""
+    warmup_steps: int = Field(100, ge=0)
+    """Linear rise of the learning rate from 0, counted from the turn's first step."""
+    schedule: Literal["constant", "cosine", "linear"] = "cosine"
+    """Fall of the learning rate after the warm-up, over the stage's steps."""
+    final_lr_share: float = Field(0.05, ge=0, le=1)
+    """Share of lr that is left at the last step (cosine, linear)."""
+    max_grad_norm: float | None = Field(1.0, gt=0)
+    """Gradients of a turn are scaled down to this norm; null does not clip."""
+
+    @model_validator(mode="after")
+    def _betas(self) -> OptimConfig:
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas {list(self.betas)} must lie in [0, 1)")
+        return self
+
+
+class EngineConfig(Config):
+    """How training runs, whatever is trained."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` takes CUDA where there is one."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16 computes products under autocast; weights, EMA and optimizer stay fp32."""
+    micro_batch_size: int | None = Field(None, ge=1)
+    """Most samples a rank puts through at once; smaller than its share of the batch means accumulation. null: all."""
+    compile: bool = False
+    """torch.compile on the modules that the stage names."""
+    cuda_graphs: bool = False
+    """With compile, on a GPU: replay recorded launches. Twice as fast where the model is small and launching is the limit."""
+    activation_checkpointing: bool = False
+    """Recompute blocks in the backward pass instead of keeping their activations: less memory, about a third slower."""
+    deterministic: bool = False
+    """Deterministic kernels on the GPU: slower, repeatable."""
+    log_every_steps: int = Field(10, ge=1)
+    """Rhythm of metrics.jsonl and of the progress line."""
+    preview_every_steps: int = Field(500, ge=1)
+    """Rhythm of the pictures in samples/."""
+    validate_every_steps: int = Field(500, ge=1)
+    """Rhythm of the validation pass; a new best is saved at once."""
+    save_every_steps: int = Field(1000, ge=1)
+    """Rhythm of checkpoints."""
+    keep_checkpoints: int = Field(3, ge=1)
+    """How many of the newest checkpoints stay; best, and the one resumed from, stay anyway."""
+    validation_samples: int = Field(512, ge=1)
+    """Most samples of the validation split that one pass measures."""
+    preview_samples: int = Field(8, ge=1, le=64)
+    """Samples that previews show."""
+    nonfinite: Literal["stop", "skip"] = "stop"
+    """On a non-finite loss or gradient: stop before the update (exit 3), or leave that update out and go on.
+    On a GPU `skip` costs one wait for the device each step."""
+    max_skips: int = Field(10, ge=1)
+    """With nonfinite: skip, this many updates left out in a row stop the run."""
+    trackers: tuple[Literal["tensorboard"], ...] = ()
+    """Besides metrics.jsonl, which is always written. `[tensorboard]` needs the extra: pip install -e '.[track]'."""
+    timeout_s: int = Field(600, ge=10)
+    """How long a rank waits for the others before it gives up."""
+
+    @model_validator(mode="after")
+    def _graphs(self) -> EngineConfig:
+        if self.cuda_graphs and not self.compile:
+            raise ValueError("cuda_graphs has no effect without compile; set compile: true, or leave cuda_graphs out")
+        return self
