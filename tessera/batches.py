@@ -1,0 +1,72 @@
+"""What travels from the loader to a loss: typed batches, one class per modality.
+
+Pixels are uint8 on the host and float in [-1, 1] on the device: `to` moves first and converts there, so that a quarter
+of the bytes cross the bus. Axis letters: b batch, c channels, h w picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor
+
+
+class Batch(Protocol):
+    """What the engine needs to know of any batch; everything else is between the loader and the loss."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The samples' names, for messages."""
+
+    @property
+    def positions(self) -> Tensor:
+        """b int64 on the host: place in the endless stream of samples; noise is a function of it."""
+
+    def to(self, device: torch.device) -> Self:
+        """The same batch on a device, ready for a loss."""
+
+    def pin_memory(self) -> Self:
+        """The same batch in page-locked memory, so that `to` need not wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageBatch:
+    """Pictures of one size, with their captions."""
+
+    images: Tensor  # b c h w: uint8 on the host, float in [-1, 1] once moved
+    valid: Tensor  # b bool: False where a sample only fills up the last batch of a validation pass
+    positions: Tensor  # b int64, stays on the host
+    keys: tuple[str, ...]
+    captions: tuple[str | None, ...]
+
+    def to(self, device: torch.device) -> ImageBatch:
+        """Moves without waiting and turns uint8 into [-1, 1]."""
+        images = self.images.to(device, non_blocking=True)
+        if images.dtype == torch.uint8:
+            images = images.float().div_(127.5).sub_(1)
+        return replace(self, images=images, valid=self.valid.to(device, non_blocking=True))
+
+    def pin_memory(self) -> ImageBatch:
+        """Called by the loader's pinning thread."""
+        return replace(self, images=self.images.pin_memory(), valid=self.valid.pin_memory())
+
+    @classmethod
+    def stack(
+        cls, images: Sequence[Tensor], keys: Sequence[str], captions: Sequence[str | None], positions: Sequence[int]
+    ) -> ImageBatch:
+        """One batch from single pictures (c h w, uint8)."""
+        return cls(
+            images=torch.stack(list(images)),
+            valid=torch.ones(len(images), dtype=torch.bool),
+            positions=torch.tensor(list(positions), dtype=torch.int64),
+            keys=tuple(keys),
+            captions=tuple(captions),
+        )
+
+
+def to_uint8(images: Tensor) -> Tensor:
+    """[-1, 1] floats to bytes, clamped and rounded: the way out, as `ImageBatch.to` is the way in."""
+    return images.float().clamp(-1, 1).add(1).mul(127.5).round().to(torch.uint8)

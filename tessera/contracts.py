@@ -1,0 +1,177 @@
+"""The seam between engine and models. Read this first.
+
+A model author writes losses: functions that receive networks, a batch and a context, and return a `Loss`. A `Stage` says
+which networks there are, which turns train them and what to measure. The engine owns everything else: backward,
+accumulation, ranks, clipping, the update, EMA, checkpoints. Neither side imports the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+from tessera.config import Config, OptimConfig
+
+Nets = Mapping[str, nn.Module]
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What one turn makes of one micro-batch."""
+
+    total: Tensor  # a SUM over targets; the step divides once, by the weight over all micro-batches and ranks
+    weight: Tensor  # number of targets: masked tokens, faces, samples
+    parts: Mapping[str, Tensor] = field(default_factory=dict)  # detached sums over the same targets, for the log
+    stats: Mapping[str, Tensor] = field(default_factory=dict)  # detached sums for Stage.after and Stage.digest: code counts
+    hand: Any = None  # detached outputs for later turns of this micro-batch
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Where in training a loss is called. Everything random in a loss is a function of what is in here."""
+
+    step: int
+    seed: int
+    positions: Tensor  # b int64 on the batch's device: place of each sample in the endless stream
+    handed: Mapping[str, Any] = field(default_factory=dict)  # turn name -> what that turn handed on
+
+
+LossFunction = Callable[[Nets, Any, Context], Loss]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One update of some nets. The other nets are frozen while it runs."""
+
+    name: str
+    trains: tuple[str, ...]
+    loss: LossFunction
+    max_grad_norm: float | None = None  # over all parameters of the turn together; None does not clip
+    start: int = 0  # first step of this turn
+    every: int = 1
+
+    def due(self, step: int) -> bool:
+        """Whether this turn runs at a step."""
+        return step >= self.start and (step - self.start) % self.every == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The validation number by which `checkpoints/best` is chosen."""
+
+    metric: str
+    higher_is_better: bool
+
+    def improves(self, value: float, record: float | None) -> bool:
+        """Whether a value beats the record; the first finite one always does."""
+        if not math.isfinite(value):
+            return False
+        return record is None or (value > record if self.higher_is_better else value < record)
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """A file for `samples/`, already encoded, and the facts that go into the JSON beside it."""
+
+    extension: str
+    content: bytes
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _nothing_after(nets: Nets, stats: Mapping[str, Tensor], step: int) -> None: ...
+
+
+def _empty_digest(stats: Mapping[str, Tensor]) -> dict[str, float]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Everything the engine must know to train one model."""
+
+    nets: Nets  # trained, saved, on the device
+    turns: Sequence[Turn]
+    optim: Mapping[str, OptimConfig]  # one entry a net
+    best: Best
+    frozen: Nets = field(default_factory=dict)  # eval mode, no gradients; outside optimizer, EMA and checkpoint
+    averaged: tuple[str, ...] = ()  # nets with an EMA
+    ema_decay: float = 0.999
+    needs: Mapping[str, str] = field(default_factory=dict)  # name -> hash of the checkpoint that training reads
+    measure: LossFunction | None = None  # validation: parts and stats are summed over the whole split
+    preview: Callable[[Nets, Nets, Any, Context], Preview] | None = None  # (raw nets, averaged nets, batch, context)
+    after: Callable[[Nets, Mapping[str, Tensor], int], None] = _nothing_after  # once an update, no gradients: codebook EMA
+    digest: Callable[[Mapping[str, Tensor]], dict[str, float]] = _empty_digest  # reduced sums -> numbers: code use
+    compiled: tuple[type[nn.Module], ...] = ()  # module classes that engine.compile compiles
+    checkpointed: tuple[type[nn.Module], ...] = ()  # module classes that engine.activation_checkpointing recomputes
+
+    def __post_init__(self) -> None:
+        known = set(self.nets)
+        if known & set(self.frozen):
+            raise ValueError(f"nets {sorted(known & set(self.frozen))} are both trained and frozen")
+        if set(self.optim) != known:
+            raise ValueError(f"optim names {sorted(self.optim)}, the stage trains {sorted(known)}")
+        if unknown := set(self.averaged) - known:
+            raise ValueError(f"averaged names unknown nets {sorted(unknown)}")
+        for turn in self.turns:
+            if not turn.trains or set(turn.trains) - known:
+                raise ValueError(f"turn {turn.name!r} trains {turn.trains}, the stage has {sorted(known)}")
+        if len({turn.name for turn in self.turns}) != len(self.turns):
+            raise ValueError("two turns share a name")
+
+    @property
+    def all_nets(self) -> dict[str, nn.Module]:
+        """What a loss receives: trained and frozen nets by name."""
+        return {**self.nets, **self.frozen}
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """Data <-> tokens. A grid tokenizer returns ids of one fixed shape per input shape."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are in [0, vocab_size)."""
+
+    def encode(self, x: Tensor) -> Tensor:
+        """Data to ids."""
+
+    def decode(self, ids: Tensor) -> Tensor:
+        """Ids to data."""
+
+
+class Loader(Protocol):
+    """Endless batches from a given step on. One item is one step of this rank: its micro-batches, in order."""
+
+    def batches(self, first_step: int) -> Generator[Sequence[Any], None, None]:
+        """Starts anywhere at no cost; the order is a function of the seed. Closing it ends the workers."""
+
+    def validation(self) -> Sequence[Any]:
+        """This rank's share of the fixed validation batches, equally many on every rank; empty without a split."""
+
+    def preview(self) -> Any:
+        """The fixed samples that previews show; the same on every rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Train:
+    """A step of a recipe that trains one stage."""
+
+    name: str  # the stage's folder in the run
+    batch_size: int  # samples per update over all ranks
+    steps: int
+    build: Callable[[], Stage]  # fresh nets, initialised from the seed on the CPU
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """A named chain of steps with its root config and presets."""
+
+    name: str
+    summary: str
+    config_type: type[Config]
+    presets: Mapping[str, Callable[[], Config]]
+    steps: Callable[[Any], Sequence[Train]]
