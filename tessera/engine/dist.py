@@ -1,0 +1,134 @@
+"""Ranks: who we are, sums over all of us, and decisions that all ranks take together.
+
+Started by `torchrun`, or alone. Gradients and log numbers are summed, never averaged: the step divides once by the
+global weight, so the result does not depend on how a batch was cut.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as torch_dist
+import torch.distributed.nn.functional  # before there is a group: it keeps the one it finds, with gloo's threads, past `leave`
+from torch import Tensor
+
+from tessera.config import EngineConfig, UserError
+
+T = TypeVar("T")
+BUCKET_BYTES = 32 * 2**20  # large enough to fill a link, small enough that several are in flight
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The ranks of this run and the device of this one."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def main(self) -> bool:
+        """Only this rank writes files and talks to the user."""
+        return self.rank == 0
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Sums in place over all ranks."""
+        if self.size > 1:
+            torch_dist.all_reduce(tensor)
+        return tensor
+
+    def gather(self, item: T) -> list[T]:
+        """One item of every rank, in rank order, on every rank."""
+        if self.size == 1:
+            return [item]
+        items: list[T | None] = [None] * self.size
+        torch_dist.all_gather_object(items, item)
+        return items  # type: ignore[return-value]  # every slot is filled by now
+
+    def together(self, work: Callable[[], T]) -> T:
+        """Runs work on every rank and waits; if it fails on one, it fails on all, so that nobody is left waiting."""
+        error: Exception | None = None
+        result: T | None = None
+        try:
+            result = work()
+        except Exception as caught:
+            error = caught
+        faults = [fault for fault in self.gather(f"{type(error).__name__}: {error}" if error else None) if fault]
+        if error is not None:
+            raise error
+        if faults:
+            kind, _, message = faults[0].partition(": ")
+            raise UserError(message) if kind == "UserError" else RuntimeError(f"another rank failed: {faults[0]}")
+        return result  # type: ignore[return-value]  # no error: work returned
+
+
+def join(config: EngineConfig) -> World:
+    """Enters the process group that torchrun described in the environment; alone without one."""
+    size, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+    device = pick_device(config.device, int(os.environ.get("LOCAL_RANK", 0)))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if size > 1 and not torch_dist.is_initialized():
+        torch_dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            timeout=timedelta(seconds=config.timeout_s),
+            device_id=device if device.type == "cuda" else None,
+        )
+    if size > 1 and torch_dist.get_world_size() != size:
+        raise RuntimeError(f"asked for {size} ranks, the process group has {torch_dist.get_world_size()}")
+    return World(rank, size, device)
+
+
+def leave() -> None:
+    """Leaves the process group, if there is one."""
+    if torch_dist.is_initialized():
+        torch_dist.destroy_process_group()
+
+
+def pick_device(name: str, local_rank: int = 0) -> torch.device:
+    """The device of this rank; asking for a GPU that is not there is the user's error."""
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if local_rank >= count:
+        raise UserError(
+            f"engine.device={name}: rank {local_rank} of this machine needs GPU number {local_rank}, "
+            f"but {count} {'is' if count == 1 else 'are'} visible; set engine.device=cpu, or start fewer ranks"
+        )
+    return torch.device("cuda", local_rank)
+
+
+def sum_gradients(world: World, parameters: Sequence[Tensor]) -> None:
+    """Sums .grad over ranks, in buckets that travel while the next one is packed; a missing gradient counts as zero."""
+    for parameter in parameters:  # on one rank too, or the result would depend on the number of ranks
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    if world.size == 1:
+        return
+    flights = []
+    for bucket in _buckets(parameters):
+        grads = [p.grad for p in bucket if p.grad is not None]
+        flat = torch.cat([grad.reshape(-1) for grad in grads])
+        flights.append((bucket, grads, flat, torch_dist.all_reduce(flat, async_op=True)))
+    for bucket, grads, flat, flight in flights:
+        flight.wait()
+        for parameter, grad, total in zip(bucket, grads, flat.split([g.numel() for g in grads]), strict=True):
+            parameter.grad = grad.copy_(total.view(grad.shape))
+
+
+def _buckets(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    bucket: list[Tensor] = []
+    size = 0
+    for parameter in parameters:
+        bucket.append(parameter)
+        size += parameter.numel() * parameter.element_size()
+        if size >= BUCKET_BYTES:
+            yield bucket
+            bucket, size = [], 0
+    if bucket:
+        yield bucket

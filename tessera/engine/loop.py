@@ -1,0 +1,239 @@
+"""The loop: steps, and between steps the chores that are due: log, validate, preview, save.
+
+On a GPU the loop never waits for the step it just launched: reports are read one step late, except before a chore.
+Once a number is not finite the device refuses all further updates, so reading late loses nothing.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tessera.batches import Batch
+from tessera.config import EngineConfig, UserError
+from tessera.contracts import Context, Loader, Preview, Stage
+from tessera.engine.checkpoint import point, prune, save_checkpoint, step_name, write_json
+from tessera.engine.clock import Clock
+from tessera.engine.dist import World
+from tessera.engine.signals import StopFlag
+from tessera.engine.state import TrainState
+from tessera.engine.step import Setting, StepReport, autocast, train_step
+from tessera.engine.track import Journal, Metrics
+from tessera.engine.validate import eval_mode, validate
+
+
+class NonFinite(Exception):
+    """A loss or gradient was not finite; the weights are those before that update."""
+
+
+class Stopped(Exception):
+    """A signal asked us to stop; the state is saved."""
+
+    def __init__(self, number: int, step: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name} after step {step}; state saved")
+        self.number = number
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One stage to train in one folder."""
+
+    name: str
+    stage: Stage
+    loader: Loader
+    steps: int
+    batch_size: int
+    folder: Path
+    config: EngineConfig
+    facts: Mapping[str, Any]  # goes into every manifest
+    pinned: frozenset[str] = frozenset()  # checkpoints that retention spares: the one resumed from
+
+
+class Fit:
+    """Training of one stage, from the state's step to the last."""
+
+    def __init__(self, job: Job, state: TrainState, world: World, journal: Journal, stop: StopFlag) -> None:
+        self.job, self.state, self.world, self.journal, self.stop = job, state, world, journal, stop
+        self.setting = Setting.of(world, job.steps, job.config)
+        self.metrics = Metrics(job.folder, job.config.trackers, state.step) if world.main else None
+        self.clock = Clock(world.device, job.batch_size, state.step, job.steps)
+        self.unread: deque[StepReport] = deque()
+        self.validation: Sequence[Batch] | None = None
+
+    def run(self) -> None:
+        """Trains to the end. Raises `Stopped` on a signal, `NonFinite` where numbers break."""
+        batches = self.job.loader.batches(self.state.step)
+        try:
+            while self.state.step < self.job.steps:
+                with self.clock.waiting():
+                    micro_batches = [batch.to(self.world.device) for batch in next(batches)]
+                asked = (int(self.stop.signal == signal.SIGINT), int(self.stop.signal == signal.SIGTERM))
+                report = train_step(self.state, self.job.stage, micro_batches, self.setting, asked)
+                self.unread.append(report)
+                due = self.due()
+                number = self.read_reports(leave=0 if due or self.world.device.type == "cpu" else 1)
+                self.run_chores(due, report)
+                if number is not None:
+                    self.read_reports(leave=0)  # the newest step may be the one that broke
+                    self.save()
+                    raise Stopped(number, self.state.step)
+        except UserError:  # a file that cannot be read; with several ranks the others are in the middle of a step
+            if self.world.size == 1 and self.state.step:
+                self.read_reports(leave=0)
+                self.save()
+            raise
+        finally:
+            batches.close()  # ends the workers now
+            if self.metrics is not None:
+                self.metrics.close()
+
+    def read_reports(self, leave: int) -> int | None:
+        """Reads all but the newest `leave` reports; returns the signal that some rank received, if any."""
+        number = None
+        while len(self.unread) > leave:
+            report = self.unread.popleft()
+            interrupts, terminations, broken = report.flags.read()
+            if broken:
+                self.refuse(report)
+            if interrupts or terminations:
+                number = signal.SIGTERM if terminations else signal.SIGINT
+        return number
+
+    def refuse(self, report: StepReport) -> None:
+        """Says what broke; raises unless the update was to be skipped and few enough were."""
+        message = describe_break(report, self.world)
+        config = self.job.config
+        if config.nonfinite == "skip" and self.state.skips < config.max_skips:
+            self.journal.say(f"update left out ({self.state.skips} in a row, at most {config.max_skips}): {message}")
+            return
+        raise NonFinite(message)
+
+    def due(self) -> set[str]:
+        """The chores after the step that was just launched; after the last one, all."""
+        config, step = self.job.config, self.state.step
+        rhythm = {
+            "log": config.log_every_steps,
+            "validate": config.validate_every_steps,
+            "preview": config.preview_every_steps,
+            "save": config.save_every_steps,
+        }
+        return {chore for chore, every in rhythm.items() if step == self.job.steps or step % every == 0}
+
+    def run_chores(self, due: set[str], report: StepReport) -> None:
+        """The one hook point between steps."""
+        improved = False
+        if "log" in due:
+            self.log(report)
+        if "validate" in due:
+            improved = self.validate()
+        if "preview" in due:
+            self.preview()
+        if "save" in due or improved:
+            self.save()
+
+    def log(self, report: StepReport) -> None:
+        """metrics.jsonl and the progress line. Numbers are those of this step, over the whole batch."""
+        numbers: dict[str, float] = {"samples": self.state.step * self.job.batch_size}
+        for turn in report.turns:
+            numbers |= turn.numbers()
+        numbers |= self.job.stage.digest(report.stats)
+        numbers |= self.clock.read(self.state.step)
+        if self.metrics is not None:
+            self.metrics.write(self.state.step, "train", numbers)
+        self.journal.progress(self.clock.line(self.job.name, report, numbers))
+
+    def validate(self) -> bool:
+        """Averages and raw weights on the same batches; True if the stage's metric is a new best."""
+        stage, state = self.job.stage, self.state
+        if self.validation is None:
+            self.validation = self.world.together(self.job.loader.validation)
+        if stage.measure is None or not self.validation:
+            return False
+        with self.clock.chore():
+            weights = {"valid": state.averaged_nets, "valid_raw": state.nets} if state.averages else {"valid": state.nets}
+            numbers = {}
+            for kind, nets in weights.items():
+                whole = {**nets, **stage.frozen}
+                numbers[kind] = validate(whole, stage, self.validation, state.step, state.seed, self.setting)
+                if self.metrics is not None:
+                    self.metrics.write(state.step, kind, numbers[kind])
+        if stage.best.metric not in numbers["valid"]:
+            raise ValueError(f"Stage.best names {stage.best.metric!r}; validation measures {', '.join(numbers['valid'])}")
+        value = numbers["valid"][stage.best.metric]
+        shown = "  ".join(f"{name} {number:.4g}" for name, number in numbers["valid"].items())
+        improved = stage.best.improves(value, state.best)
+        self.journal.say(f"{self.job.name} step {state.step} validation: {shown}{'  (best so far)' if improved else ''}")
+        if improved:
+            state.best, state.best_step = value, state.step
+        return improved
+
+    def preview(self) -> None:
+        """Every rank computes, the main one writes."""
+        stage, state = self.job.stage, self.state
+        if stage.preview is None:
+            return
+        with self.clock.chore():
+            preview = self.world.together(lambda: self.make_preview(state.averaged_nets))
+            if self.world.main:
+                write_preview(self.job.folder / "samples", state.step, preview)
+
+    @torch.no_grad()
+    def make_preview(self, averaged: Mapping[str, torch.nn.Module]) -> Preview:
+        """The stage's picture of its fixed samples, by raw and by averaged weights."""
+        stage, state, device = self.job.stage, self.state, self.world.device
+        assert stage.preview is not None
+        batch = self.job.loader.preview().to(device)
+        raw, smooth = {**state.nets, **stage.frozen}, {**averaged, **stage.frozen}
+        with eval_mode(raw, self.setting.compiled), autocast(device, self.setting.precision):  # averages always are
+            return stage.preview(raw, smooth, batch, Context(state.step, state.seed, batch.positions.to(device)))
+
+    def save(self) -> None:
+        """Publishes a checkpoint, then deletes what is no longer kept."""
+        folder = self.job.folder / "checkpoints"
+
+        def write() -> None:
+            if self.world.main:
+                path = save_checkpoint(folder, self.state, self.job.facts)
+                if self.state.best_step == self.state.step:
+                    point(folder / "best", path.name)
+                prune(folder, self.job.config.keep_checkpoints, set(self.job.pinned))
+
+        with self.clock.chore():
+            self.world.together(write)
+        self.journal.note(f"{self.job.name} step {self.state.step} saved")
+
+
+def write_preview(folder: Path, step: int, preview: Preview) -> None:
+    """`step-000500.png` and the JSON beside it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{step_name(step)}.{preview.extension}").write_bytes(preview.content)
+    write_json(folder / f"{step_name(step)}.json", {"step": step, **preview.facts})
+
+
+def describe_break(report: StepReport, world: World) -> str:
+    """Step, turn, parameters and sample keys of the first turn that broke, from all ranks."""
+    turn = next(turn for turn in report.turns if bool(turn.update.broken))
+    loss, weight = turn.sums.numbers["loss"].item(), turn.sums.numbers["weight"].item()
+    if weight == 0:
+        return f"step {report.step}, turn {turn.turn.name!r}: the weight over the whole batch is 0, so there is no target"
+    bad = [name for name, norm in zip(turn.update.names, turn.update.norms.tolist(), strict=True) if not abs(norm) < float("inf")]
+    own = [keys for keys, total in zip(turn.keys, turn.totals.tolist(), strict=True) if not abs(total) < float("inf")]
+    blamed = [key for keys in world.gather([key for micro in own for key in micro]) for key in keys]
+    seen = [key for keys in world.gather([key for micro in turn.keys for key in micro]) for key in keys]
+    where = f"losses of the samples {shorten(blamed)}" if blamed else f"gradients of the samples {shorten(seen)}"
+    return (
+        f"step {report.step}, turn {turn.turn.name!r}: loss {loss / weight:.4g}, not finite: {where}; "
+        f"gradients of {len(bad)} of {len(turn.update.names)} parameters: {shorten(bad)}. The update was not made"
+    )
+
+
+def shorten(names: Sequence[str], most: int = 8) -> str:
+    """The first few names and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more if names else "none"

@@ -1,0 +1,83 @@
+"""What training changes: nets, averages, optimizers and a step. Order and noise are functions of the step, not state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from tessera.config import EngineConfig
+from tessera.contracts import Stage
+from tessera.engine.ema import Pairs, average_of, pairs_of
+from tessera.engine.optim import build_optimizer
+
+
+@dataclass(slots=True)
+class TrainState:
+    """What a checkpoint holds, and below the line what is only of this process."""
+
+    step: int  # updates done
+    seed: int
+    nets: dict[str, nn.Module]
+    averages: dict[str, nn.Module]
+    optimizers: dict[str, torch.optim.AdamW]
+    best: float | None = None  # record of the stage's best metric
+    best_step: int | None = None
+    skips: int = 0  # updates left out in a row, with nonfinite: skip
+    # ---
+    broken: torch.Tensor | None = None  # on the device: 1 once a loss or gradient was not finite
+    traced: set[str] = field(default_factory=set)  # turns whose graph was checked
+    parameters: dict[str, list[tuple[str, nn.Parameter]]] = field(init=False)  # walking the modules at every step takes
+    pairs: dict[str, Pairs] = field(init=False)  # milliseconds, so these lists are made once
+
+    def __post_init__(self) -> None:
+        self.parameters = {name: list(net.named_parameters()) for name, net in self.nets.items()}
+        self.pairs = {name: pairs_of(average, self.nets[name]) for name, average in self.averages.items()}
+
+    @property
+    def averaged_nets(self) -> dict[str, nn.Module]:
+        """The nets to use: averages where there are any."""
+        return {**self.nets, **self.averages}
+
+
+def place(stage: Stage, seed: int, config: EngineConfig, device: torch.device) -> TrainState:
+    """Moves a stage's nets to the device, freezes what is frozen, and makes averages and optimizers."""
+    refuse_shared(stage)
+    for net in stage.frozen.values():
+        net.to(device).eval().requires_grad_(False)
+    for net in stage.nets.values():
+        net.to(device).train()
+    averages = {name: average_of(stage.nets[name]) for name in stage.averaged}
+    for net in stage.all_nets.values():
+        speed_up(net, stage, config)
+    optimizers = {name: build_optimizer(net, stage.optim[name]) for name, net in stage.nets.items()}
+    return TrainState(0, seed, dict(stage.nets), averages, optimizers)
+
+
+def refuse_shared(stage: Stage) -> None:
+    """A turn freezes the nets that it does not train, so a parameter of two nets would never be trained at all."""
+    owners: dict[nn.Parameter, str] = {}
+    for net, module in stage.all_nets.items():
+        for name, parameter in module.named_parameters():
+            if owners.setdefault(parameter, net) != net:
+                raise ValueError(
+                    f"nets {owners[parameter]!r} and {net!r} share the parameter {name}; it must belong to one of them"
+                )
+
+
+def speed_up(net: nn.Module, stage: Stage, config: EngineConfig) -> None:
+    """Recomputation first, compilation around it. Both in place, so parameter names stay what they are."""
+    for module in net.modules():
+        if config.activation_checkpointing and isinstance(module, stage.checkpointed):
+            module.forward = _recomputed(module.forward)
+        if config.compile and isinstance(module, stage.compiled):
+            module.compile(mode="reduce-overhead" if config.cuda_graphs else None)
+
+
+def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    return partial(checkpoint, forward, use_reentrant=False)

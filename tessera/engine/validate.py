@@ -1,0 +1,48 @@
+"""A validation pass: a stage's `measure` over the fixed validation batches, summed over all ranks, divided once."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from tessera.batches import Batch
+from tessera.contracts import Context, Loss, Nets, Stage
+from tessera.engine.step import Setting, autocast, reduce_losses
+
+
+@torch.no_grad()
+def validate(nets: Nets, stage: Stage, batches: Sequence[Batch], step: int, seed: int, setting: Setting) -> dict[str, float]:
+    """Every rank brings equally many batches; the numbers are the same on all of them."""
+    assert stage.measure is not None
+    device = setting.world.device
+    losses: list[Loss] = []
+    with eval_mode(nets, setting.compiled):
+        for batch in batches:
+            moved = batch.to(device)
+            context = Context(step, seed, batch.positions.to(device))
+            with autocast(device, setting.precision):
+                losses.append(stage.measure(nets, moved, context))
+    sums = reduce_losses(losses, setting.world, (0, 0))
+    weight = sums.numbers["weight"]
+    means: dict[str, Tensor] = {name: total / weight for name, total in sums.numbers.items() if name != "weight"}
+    return {name: float(value) for name, value in means.items()} | stage.digest(sums.stats)
+
+
+@contextlib.contextmanager
+def eval_mode(nets: Mapping[str, nn.Module], compiled: bool = False) -> Iterator[None]:
+    """Eval mode for the time of a validation or preview, then back to what it was.
+
+    Compiled modules run eager meanwhile, because other shapes would compile anew.
+    """
+    training = {name: net.training for name, net in nets.items()}
+    for net in nets.values():
+        net.eval()
+    try:
+        with torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext():
+            yield
+    finally:
+        for name, net in nets.items():
+            net.train(training[name])
