@@ -1,0 +1,93 @@
+"""Convolution blocks of the tokenizers: residual block, halving, doubling. Pictures are b c h w, channels last in memory."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def initialise(conv: nn.Conv2d, gain: float = 1.0) -> nn.Conv2d:
+    """Normal with deviation gain / sqrt(fan in), biases 0: an input of unit variance leaves with variance gain^2."""
+    fan_in = conv.weight[0].numel()
+    nn.init.normal_(conv.weight, std=gain / math.sqrt(fan_in)) if gain else nn.init.zeros_(conv.weight)
+    if conv.bias is not None:
+        nn.init.zeros_(conv.bias)
+    return conv
+
+
+def group_norm(width: int) -> nn.GroupNorm:
+    """At most 32 groups, of at least 4 channels where the width allows."""
+    groups = math.gcd(32, width)
+    while groups > 1 and width // groups < 4:
+        groups //= 2
+    return nn.GroupNorm(groups, width)
+
+
+class ResidualBlock(nn.Module):
+    """x + conv(silu(norm(conv(silu(norm(x)))))). The second convolution starts at 0, so the block starts as the identity."""
+
+    def __init__(self, width: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = group_norm(width), group_norm(width)
+        self.conv1 = initialise(nn.Conv2d(width, width, 3, padding=1))
+        self.conv2 = initialise(nn.Conv2d(width, width, 3, padding=1), gain=0)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        """b c h w -> b c h w"""
+        h = self.conv1(F.silu(self.norm1(x)))
+        h = F.dropout(F.silu(self.norm2(h)), self.dropout, self.training)
+        return x + self.conv2(h)
+
+
+class Downsample(nn.Module):
+    """Halves height and width: norm, silu, 4 x 4 convolution of stride 2 (even, so that no pixel is off centre)."""
+
+    def __init__(self, width_in: int, width_out: int) -> None:
+        super().__init__()
+        self.norm = group_norm(width_in)
+        self.conv = initialise(nn.Conv2d(width_in, width_out, 4, stride=2, padding=1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """b c h w -> b c' h/2 w/2"""
+        return self.conv(F.silu(self.norm(x)))
+
+
+class Upsample(nn.Module):
+    """Doubles height and width: norm, silu, nearest neighbour, 3 x 3 convolution; no checkerboard.
+
+    The last two are computed as one transposed convolution of stride 2. Doubling pixels is a 2 x 2 box, so its kernel is
+    the 3 x 3 kernel convolved with that box: 4 x 4, the same numbers out, 4 products a pixel instead of 9, no enlarged input.
+    """
+
+    def __init__(self, width_in: int, width_out: int) -> None:
+        super().__init__()
+        self.norm = group_norm(width_in)
+        self.conv = initialise(nn.Conv2d(width_in, width_out, 3, padding=1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """b c h w -> b c' 2h 2w"""
+        return F.conv_transpose2d(F.silu(self.norm(x)), self.kernel(), self.conv.bias, stride=2, padding=1)
+
+    def kernel(self) -> Tensor:
+        """in out 4 4. A transposed convolution flips its kernel, a convolution does not: hence the flip."""
+        flipped = self.conv.weight.transpose(0, 1).flip(2, 3)
+        return (
+            F.pad(flipped, (0, 1, 0, 1))
+            + F.pad(flipped, (1, 0, 0, 1))
+            + F.pad(flipped, (0, 1, 1, 0))
+            + F.pad(flipped, (1, 0, 1, 0))
+        )
+
+
+def store_channels_last(module: nn.Module) -> None:
+    """Kernels in the same layout, so that the pictures' layout is kept from one convolution to the next."""
+    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's annotations lack it
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """The memory layout in which convolutions on tensor cores need no transposes."""
+    return x.contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,1 @@
+"""Tokenizers: data <-> tokens, one folder a modality."""

@@ -1,0 +1,68 @@
+"""The opponent: judges patches of a picture as real or made (PatchGAN, Isola et al. 2017)."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from tessera.config import Config
+from tessera.nn.conv import channels_last, group_norm, initialise, store_channels_last
+
+
+class PenaltyConfig(Config):
+    """R1: weight / 2 times the squared gradient of the critic at real pictures (Mescheder et al. 2018)."""
+
+    weight: float = Field(1.0, gt=0)
+    """Strength, as if it were applied at every step."""
+    every: int = Field(16, ge=1)
+    """Steps from one application to the next; each is that many times stronger. 1 applies it always."""
+
+
+class CriticConfig(Config):
+    """A patch critic and its part in the tokenizer's loss."""
+
+    widths: tuple[int, ...] = Field((64, 128, 256), min_length=2)
+    """Channels after the first convolution and after each halving."""
+    start_step: int = Field(2000, ge=0)
+    """First step at which the tokenizer hears the critic; before that it learns to reconstruct."""
+    warmup_steps: int = Field(500, ge=0)
+    """How many steps before start_step the critic itself begins to learn."""
+    weight: float = Field(0.1, gt=0)
+    """Weight of the adversarial term; with adaptive, a share of the reconstruction's pull."""
+    adaptive: bool = False
+    """Rescale the term so that its gradient at the reconstruction has `weight` times the norm of the other terms'."""
+    penalty: PenaltyConfig | None = None
+    """Gradient penalty on the critic; null: none."""
+
+    @model_validator(mode="after")
+    def _widths(self) -> CriticConfig:
+        if any(width < 4 or width % 4 for width in self.widths):
+            raise ValueError(f"widths {list(self.widths)} must be multiples of 4")
+        return self
+
+    @property
+    def first_step(self) -> int:
+        """First step of the critic's own turn."""
+        return max(0, self.start_step - self.warmup_steps)
+
+
+class Critic(nn.Module):
+    """b c h w -> b 1 h' w', one logit a patch; starts at 0 everywhere, so its first hinge loss is 2."""
+
+    def __init__(self, config: CriticConfig, channels: int) -> None:
+        super().__init__()
+        self.first = initialise(nn.Conv2d(channels, config.widths[0], 5, padding=2))
+        pairs = list(zip(config.widths[:-1], config.widths[1:], strict=True))
+        self.convs = nn.ModuleList(initialise(nn.Conv2d(a, b, 4, stride=2, padding=1), gain=1.4) for a, b in pairs)
+        self.norms = nn.ModuleList(group_norm(b) for _, b in pairs)
+        self.mix = initialise(nn.Conv2d(config.widths[-1], config.widths[-1], 1), gain=1.4)
+        self.out = initialise(nn.Conv2d(config.widths[-1], 1, 3, padding=1), gain=0)
+        store_channels_last(self)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Any size from 2^(number of halvings) pixels up."""
+        h = F.leaky_relu(self.first(channels_last(images)), 0.2)
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            h = F.leaky_relu(norm(conv(h)), 0.2)
+        return self.out(F.leaky_relu(self.mix(h), 0.2)).float()
