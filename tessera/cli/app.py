@@ -1,0 +1,207 @@
+"""The commands. Heavy rooms are imported inside them, so that --help and bad arguments answer at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tessera.cli.exits import guarded
+
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
+    help="Trains text-to-image, text-to-video and text-to-mesh generators from a folder of your own files.",
+)  # fmt: skip
+data_app = typer.Typer(no_args_is_help=True, help="Look at data, or make some.")
+app.add_typer(data_app, name="data")
+
+Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one value of the config; may repeat.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the data and the runs.")] = Path("demo"),
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps; the default takes a minute or two.")] = None,
+) -> None:
+    """The main job on data it makes itself, end to end, on a CPU, in minutes."""
+    from tessera.demo import run_demo
+
+    result = run_demo(out, steps)
+    attributes = ", ".join(f"{name} {share:.1%}" for name, share in result.oracle.items())
+    print(f"\nreconstructions of held-out combinations: {result.reconstructions}")
+    print(f"PSNR {result.psnr:.1f} dB, codebook use {result.codes_used:.1%} (validation split)")
+    print(f"read back from the reconstructions by the oracle: {attributes}")
+    print(
+        f"next: tessera train muse --data YOUR_FOLDER --preset tiny   or   tessera resume {result.run} --set tokenizer.steps=2000"
+    )
+
+
+@app.command()
+def train(
+    target: Annotated[
+        str, typer.Argument(metavar="RECIPE|FILE.yaml", help="A recipe's name (`tessera list`), or a config file.")
+    ],
+    data: Annotated[str | None, typer.Option("--data", metavar="PATH", help="Folder of your files.")] = None,
+    run: Annotated[Path | None, typer.Option(metavar="DIR", help="New folder for the run; default runs/RECIPE-NNN.")] = None,
+    preset: Annotated[str | None, typer.Option(help="tiny, small, base or large.")] = None,
+    stage: Annotated[str | None, typer.Option(metavar="NAME", help="Train this stage only.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of every stage that runs.")] = None,
+    sets: Sets = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="One real step of each stage: memory, speed, time, disk.")] = False,
+    print_config: Annotated[bool, typer.Option("--print-config", help="Print the complete config and stop.")] = False,
+) -> None:
+    """Train a recipe on a folder of your files, in a new run folder."""
+    from tessera import pipeline
+    from tessera.config import dump_yaml
+
+    config = pipeline.resolve(target, preset=preset, data=data, steps=steps, sets=sets or (), stage=stage)
+    if print_config:
+        print(dump_yaml(config), end="")
+    elif dry_run:
+        for estimate in pipeline.dry_run(config, stage=stage):
+            print_estimate(estimate)
+        options = {"data": data, "run": run, "preset": preset, "stage": stage, "steps": steps}
+        flags = [part for name, value in options.items() if value is not None for part in (f"--{name}", str(value))]
+        print(f"next: {shlex.join(['tessera', 'train', target, *flags, *(['--set', *sets] if sets else [])])}")
+    else:
+        finish(pipeline.train(config, run=run, stage=stage))
+
+
+@app.command()
+def resume(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")], sets: Sets = None) -> None:
+    """Go on exactly where a run stopped; needs nothing else."""
+    from tessera import pipeline
+
+    finish(pipeline.resume(run, sets=sets or ()))
+
+
+@data_app.command("check")
+def data_check(path: Annotated[Path, typer.Argument(help="A folder of images.")], as_json: AsJson = False) -> None:
+    """Open every file and say what is there: counts, sizes, captions, rejects with reasons."""
+    from tessera.data.check import check_folder
+
+    report = check_folder(path)
+    if as_json:
+        print(json.dumps(report.to_json(), indent=1, ensure_ascii=False))
+        return
+    print("\n".join(report.lines()))
+    first = "repair or remove the rejected files, then " if report.num_rejected else ""
+    print(f"next: {first}tessera train muse --data {shlex.quote(str(path))}")
+
+
+@data_app.command("synth")
+def data_synth(
+    kind: Annotated[str, typer.Argument(metavar="shapes", help="What to make: shapes.")],
+    out: Annotated[Path, typer.Option(help="A new folder: train/, heldout/ and synth.json.")],
+    n: Annotated[int, typer.Option(help="Training pictures; an eighth as many are held out.")] = 1000,
+    seed: Annotated[int, typer.Option(help="The same seed makes the same files.")] = 0,
+    size: Annotated[int, typer.Option(help="Pixels of a side.")] = 64,
+    max_shapes: Annotated[int, typer.Option(help="Shapes in a picture: 1, 2 or 3.")] = 3,
+    num_shapes: Annotated[int, typer.Option(help="Kinds of shape, 2 to 5.")] = 5,
+    num_colours: Annotated[int, typer.Option(help="Colours, 2 to 8.")] = 8,
+    num_places: Annotated[int, typer.Option(help="Places, 2 to 5.")] = 5,
+    sizes: Annotated[bool, typer.Option(help="Small and large shapes, or one size.")] = True,
+) -> None:
+    """Make a captioned data set whose pictures an oracle can read back."""
+    from tessera.config import UserError
+    from tessera.data.synth.shapes import write_shapes
+
+    if kind != "shapes":
+        raise UserError(f"no data set is called {kind!r}; there is: shapes")
+    write_shapes(
+        out, n, seed, image_size=size, max_shapes=max_shapes, num_shapes=num_shapes, num_colours=num_colours,
+        num_places=num_places, sizes=sizes,
+    )  # fmt: skip
+    print(f"{n:,} pictures in {out / 'train'}, {max(1, n // 8):,} of held-out combinations in {out / 'heldout'}")
+    print(f"next: tessera train muse --data {shlex.quote(str(out))}")
+
+
+@app.command("list")
+def list_all() -> None:
+    """Recipes with their presets and stages, bench cases, and the runs in ./runs."""
+    from tessera.bench import CASES
+    from tessera.recipes import RECIPES
+
+    for recipe in RECIPES.values():
+        config = next(iter(recipe.presets.values()))()
+        print(f"{recipe.name}: {recipe.summary}")
+        print(f"  presets {', '.join(recipe.presets)}; stages {', '.join(train.name for train in recipe.steps(config))}")
+    print(f"bench cases: {', '.join(CASES)}")
+    for run in sorted(Path("runs").glob("*/config.yaml")):
+        latest = [
+            f"{path.parent.parent.name} {path.read_text().strip()}" for path in sorted(run.parent.glob("*/checkpoints/latest"))
+        ]
+        print(f"run {run.parent}: {', '.join(latest) or 'no checkpoint yet'}")
+    print("next: tessera train RECIPE --data FOLDER")
+
+
+@app.command()
+def bench(
+    cases: Annotated[
+        list[str] | None, typer.Argument(metavar="[CASE ...]", help="Names from `tessera list`; default all.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder for the loader's case; default: shapes made for it.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time the named cases on this machine."""
+    from tessera.bench import run_cases
+
+    rows = []
+    for row in run_cases(cases or (), data):
+        rows.append(row)
+        if not as_json:
+            print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+    if as_json:
+        print(json.dumps(rows, indent=1))
+    else:
+        print("next: tessera train muse --data FOLDER --dry-run")
+
+
+def print_estimate(estimate: Any) -> None:
+    """One stage of a dry run."""
+    from tessera.engine.clock import duration
+
+    nets = ", ".join(f"{name} {count / 1e6:.2f} M" for name, count in estimate.parameters.items())
+    losses = ", ".join(f"{name} {value:.4f}" for name, value in estimate.losses.items())
+    print(f"stage {estimate.stage}: parameters {nets}; losses {losses}")
+    print(
+        f"  peak memory {estimate.peak_bytes / 2**30:.2f} GiB, {estimate.items_per_s:.1f} items/s, "
+        f"ETA {duration(estimate.seconds)}, disk {estimate.disk_bytes / 2**30:.2f} GiB"
+    )
+
+
+def finish(run: Path) -> None:
+    """The last lines of train and resume: what is where, and what to do next. Of several ranks only the first says it."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    for latest in sorted(run.glob("*/checkpoints/latest")):
+        print(f"{latest.parent.parent.name}: {latest.parent / latest.read_text().strip()}")
+    pictures = sorted(run.glob("*/samples/*.png"))
+    if pictures:
+        print(f"pictures: {pictures[-1]}")
+    print(f"next: tessera resume {shlex.quote(str(run))} --set tokenizer.steps=N   to train longer")
+
+
+def spread_sets(arguments: Sequence[str]) -> list[str]:
+    """`--set a=1 b=2` means `--set a=1 --set b=2`."""
+    spread: list[str] = []
+    inside = False
+    for argument in arguments:
+        if inside and spread[-1] != "--set" and re.match(r"[A-Za-z_][\w.]*=", argument):
+            spread.append("--set")
+        inside = argument == "--set" or (inside and bool(re.match(r"[A-Za-z_][\w.]*=", argument)))
+        spread.append(argument)
+    return spread
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs a command and exits with its code."""
+    sys.exit(guarded(lambda: app(spread_sets(sys.argv[1:] if arguments is None else arguments), standalone_mode=False)))

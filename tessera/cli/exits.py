@@ -1,0 +1,82 @@
+"""Exit codes: 0 done, 2 the user's input is wrong, 3 non-finite numbers, 4 out of memory, 130 and 143 stopped by a signal."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+# Of the click that typer was built with: newer versions carry their own and need no package of that name.
+UsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+
+def guarded(work: Callable[[], Any]) -> int:
+    """Runs a command; every expected end is one message and a code, everything else a traceback, which is our bug."""
+    try:
+        result = work()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        return result if isinstance(result, int) else 0
+    except UsageError as error:
+        error.show()
+        return 2
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except (BrokenPipeError, SystemExit) as error:
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            raise
+        for stream in (sys.stdout, sys.stderr):  # or Python would complain at its end about what they still hold
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return 0  # the reader of our output left, which typer turns into an exit: not an error of ours
+    except Exception as error:
+        code = expected_code(error)
+        if code is None:
+            raise
+        print(f"tessera: {message_of(error, code)}", file=sys.stderr)
+        return code
+
+
+def expected_code(error: Exception) -> int | None:
+    """The exit code of an end that has one."""
+    from tessera.config import UserError
+
+    if isinstance(error, UserError):
+        return 2
+    if isinstance(error, MemoryError):
+        return 4
+    if "torch" not in sys.modules:
+        return None
+    import torch
+
+    from tessera.engine.checkpoint import NonFiniteWeights
+    from tessera.engine.loop import NonFinite, Stopped
+
+    if isinstance(error, (NonFinite, NonFiniteWeights)):
+        return 3
+    if isinstance(error, torch.OutOfMemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):
+        return 4
+    return 128 + error.number if isinstance(error, Stopped) else None
+
+
+def message_of(error: Exception, code: int) -> str:
+    """What was found and what to do."""
+    run = shlex.quote(next(iter(getattr(error, "__notes__", [])), "RUN"))
+    if code == 4:
+        first = str(error).strip().splitlines()
+        return (
+            f"out of memory ({first[0] if first else type(error).__name__}). The last checkpoint is intact. "
+            "Lower engine.micro_batch_size, which changes no result, or set engine.activation_checkpointing=true; "
+            f"then `tessera resume {run} --set ...`"
+        )
+    if code == 3:
+        return (
+            f"{error}. Look at those samples, lower the learning rate, or allow a few with engine.nonfinite=skip; "
+            f"then `tessera resume {run} --set ...`"
+        )
+    if code > 128:
+        return f"{error}; go on with `tessera resume {run}`"
+    return str(error)

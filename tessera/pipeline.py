@@ -1,0 +1,402 @@
+"""What the command line and Python users call: `resolve` a config, `train` it, `resume` a run, `dry_run` it first.
+
+Here the rooms meet: a recipe's stages, the data that feeds them, and the engine that trains them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tessera.batches import ImageBatch
+from tessera.config import Layer, UserError, build, difference, layer_of, nearest, parse_sets, read_yaml
+from tessera.contracts import Recipe, Stage, Train
+from tessera.data.loader import ImageLoader
+from tessera.data.order import Cut
+from tessera.data.sources import ImageFolder, Source, as_source
+from tessera.engine.checkpoint import newest_valid, point_back, read_json, read_pointer, read_weights, restore, sizes, sweep
+from tessera.engine.clock import peak_bytes
+from tessera.engine.dist import World, join, leave
+from tessera.engine.loop import Fit, Job
+from tessera.engine.run import lock, new_run, write_config, write_environment
+from tessera.engine.signals import StopFlag
+from tessera.engine.state import TrainState, place
+from tessera.engine.step import Setting, train_step
+from tessera.engine.track import Journal
+from tessera.randomness import mix, mix_text
+from tessera.recipes import RECIPES
+
+StageBuilders = Mapping[str, Callable[[], Stage]]
+
+
+# --- configuration
+
+
+def find_recipe(name: str) -> Recipe:
+    """A recipe by name."""
+    if name not in RECIPES:
+        hint = nearest(name, RECIPES)
+        raise UserError(
+            f"no recipe and no file is called {name!r}{f'; did you mean {hint!r}?' if hint else ''}; "
+            f"recipes: {', '.join(RECIPES)}; or name a .yaml file"
+        )
+    return RECIPES[name]
+
+
+def resolve(
+    target: str, *, preset: str | None = None, data: str | None = None, steps: int | None = None,
+    sets: Sequence[str] = (), stage: str | None = None,
+) -> Any:  # fmt: skip
+    """A recipe's name or a YAML file, and flags, to a complete config. Later ones win: preset, file, flags, --set."""
+    layers: list[Layer] = []
+    name = target
+    if Path(target).suffix in (".yaml", ".yml") or Path(target).is_file():
+        layers.append(read_yaml(Path(target)))
+        name = str(layers[0].values.get("recipe", "muse"))
+    recipe, own = find_recipe(name), parse_sets(sets)
+    in_file = layers[0].values.get("preset", "small") if layers else "small"
+    chosen = str(own.values.get("preset", preset or in_file))
+    if chosen not in recipe.presets:
+        hint = nearest(chosen, recipe.presets)
+        meant = f"; did you mean {hint!r}?" if hint else ""
+        raise UserError(f"recipe {name} has no preset {chosen!r}{meant}; it has {', '.join(recipe.presets)}")
+    layers.insert(0, layer_of(recipe.presets[chosen](), f"preset {chosen}"))
+    if preset is not None:
+        layers.append(Layer.of({"preset": preset}, "--preset"))
+    if data is not None:
+        layers.append(Layer.of({"data": {"path": data}}, "--data"))
+    trains = pick(recipe.steps(recipe.presets[chosen]()), stage)
+    if steps is not None:
+        layers.append(Layer.of({train.name: {"steps": steps} for train in trains}, "--steps"))
+    return build(recipe.config_type, [*layers, own])
+
+
+def pick(trains: Sequence[Train], stage: str | None, stages: StageBuilders | None = None) -> Sequence[Train]:
+    """All stages, or the one that was named; the user's own in the place of ours."""
+    names, own = [train.name for train in trains], stages or {}
+    for name in (*own, *([] if stage is None else [stage])):
+        if name not in names:
+            hint = nearest(name, names)
+            meant = f"; did you mean {hint!r}?" if hint else ""
+            raise UserError(f"no stage is called {name!r}{meant}; this recipe has {', '.join(names)}")
+    ours = [train for train in trains if stage in (None, train.name)]
+    return [replace(train, build=own[train.name]) if train.name in own else train for train in ours]
+
+
+# --- training
+
+
+def train(
+    config: Any, *, data: Any = None, run: Path | str | None = None, preset: str | None = None, steps: int | None = None,
+    sets: Sequence[str] = (), stage: str | None = None, stages: StageBuilders | None = None,
+) -> Path:  # fmt: skip
+    """Trains the stages of a config in a new run folder, which it returns.
+
+    `config` is a recipe's name or a YAML file, with `preset`, `steps` and `sets` as on the command line, or a config that is
+    complete. `data` is a folder, or any map-style dataset whose samples have key, image and caption (`data.sources.as_source`).
+    `stages` puts the user's own stage in the place of one of ours: name -> function that builds it.
+    """
+    if isinstance(config, (str, Path)):
+        config = resolve(str(config), preset=preset, steps=steps, sets=sets, stage=stage)
+    elif preset is not None or steps is not None or sets:
+        raise UserError(
+            "preset, steps and sets go with a recipe's name or a file; a config object is complete: resolve() makes one"
+        )
+    if isinstance(data, (str, Path)):
+        config = build(type(config), [layer_of(config, "config"), Layer.of({"data": {"path": str(data)}}, "data")])
+    config = with_absolute_path(config)
+    trains = pick(RECIPES[config.recipe].steps(config), stage, stages)
+    with _session(config) as (world, stop):
+        source = open_source(config, data)
+        refuse_inside(source, Path(run) if run else Path("runs"))
+        made = world.together(lambda: new_run(config.recipe, Path(run) if run else None) if world.main else None)
+        folder = world.gather(made)[0]
+        assert folder is not None
+        _train_all(folder, config, trains, source, world, stop)
+    return folder
+
+
+def with_absolute_path(config: Any) -> Any:
+    """So that the run can be resumed from anywhere."""
+    if config.data.path is None:
+        return config
+    path = str(Path(config.data.path).absolute())
+    return build(type(config), [layer_of(config, "config"), Layer.of({"data": {"path": path}}, "data")])
+
+
+def refuse_inside(source: Source, run: Path) -> None:
+    """A run inside its data folder would read its own previews as data from the next start on."""
+    if isinstance(source, ImageFolder) and run.resolve().is_relative_to(source.root.resolve()):
+        raise UserError(f"{run} lies inside the data folder {source.root}: its pictures would become data; give --run elsewhere")
+
+
+def resume(run: Path | str, *, sets: Sequence[str] = (), data: Any = None, stages: StageBuilders | None = None) -> Path:
+    """Goes on where a run stopped, exactly. Needs nothing but its folder."""
+    folder = Path(run)
+    if not (folder / "config.yaml").is_file():
+        raise UserError(f"{folder} is no run folder: it has no config.yaml; `tessera list` shows the runs in ./runs")
+    saved = read_yaml(folder / "config.yaml")
+    recipe = find_recipe(str(saved.values.get("recipe", "")))
+    old = build(recipe.config_type, [saved])
+    config = with_absolute_path(build(recipe.config_type, [saved, parse_sets(sets)]))
+    changes = difference(old, config)
+    refuse_changes(changes)
+    trains = pick(recipe.steps(config), None, stages)
+    with _session(config) as (world, stop):
+        source = open_source(config, data)
+        said = [f"changed: {key}: {in_yaml(before)} -> {in_yaml(after)}" for key, before, after in changes]
+        _train_all(folder, config, trains, source, world, stop, said)
+    return folder
+
+
+def in_yaml(value: object) -> object:
+    """A value as config files write it."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+def refuse_changes(changes: Sequence[tuple[str, object, object]]) -> None:
+    """The order of samples is a function of these: changing one would repeat some samples and never show others."""
+    for key, before, after in changes:
+        if key == "seed" or key.endswith(".batch_size") or key.startswith("recipe"):
+            raise UserError(
+                f"--set {key}={after}: this run was made with {before}, and its order of samples depends on it; "
+                f"start a new run to change it (engine.micro_batch_size may change at any time)"
+            )
+
+
+@contextmanager
+def _session(config: Any) -> Iterator[tuple[World, StopFlag]]:
+    """Ranks joined, signals caught, numerics set; all undone at the end."""
+    engine = config.engine
+    if engine.deterministic:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cudnn.benchmark = False
+    else:
+        torch.backends.cudnn.benchmark = True  # shapes are few and fixed
+    torch.set_float32_matmul_precision("high" if engine.precision == "bf16" else "highest")
+    torch.backends.cudnn.allow_tf32 = engine.precision == "bf16"
+    with StopFlag() as stop:
+        try:
+            yield join(engine), stop
+        finally:
+            leave()
+            torch.use_deterministic_algorithms(False)
+
+
+def open_source(config: Any, data: Any = None) -> Source:
+    """The user's folder, or the dataset that was passed in."""
+    if data is not None and not isinstance(data, (str, Path)):
+        return as_source(data, channels=config.data.channels, background=config.data.background)
+    if config.data.path is None:
+        raise UserError(
+            "no data: give a folder with --data PATH, or data.path in the file; `tessera data synth shapes` makes one "
+            "(a run on a Python dataset resumes with tessera.resume(run, data=dataset))"
+        )
+    section = config.data
+    return ImageFolder.open(
+        section.path,
+        channels=section.channels,
+        background=section.background,
+        group_by=section.group_by,
+        min_side=round(section.resolution * section.zoom),
+    )
+
+
+def _train_all(
+    folder: Path, config: Any, trains: Sequence[Train], source: Source, world: World, stop: StopFlag, changes: Sequence[str] = ()
+) -> None:
+    """The main rank locks the folder and writes environment and config; then every stage trains."""
+    with world.together(lambda: lock(folder) if world.main else nullcontext()):
+        journal = Journal(folder / "log.txt", speaks=world.main)
+        if world.main:
+            write_environment(folder, world)
+            if not (folder / "config.yaml").exists():  # an older one is replaced once its checkpoint is known to fit the new
+                write_config(folder, config)
+        journal.say(f"run {folder} on {world.device}, {world.size} rank{'s' if world.size > 1 else ''}")
+        for line in [*changes, *describe(source)]:
+            journal.say(line)
+        try:
+            for train in trains:
+                train_stage(folder, config, train, source, world, stop, journal)
+        except Exception as error:
+            journal.note(f"ended: {type(error).__name__}: {error}")
+            error.add_note(str(folder))  # the message of the command line names the run to resume
+            raise
+
+
+def describe(source: Source) -> Iterator[str]:
+    """What the data is, for the log."""
+    if not isinstance(source, ImageFolder):
+        yield f"data: {len(source):,} samples"
+        return
+    captioned = sum(source.caption(index) is not None for index in range(len(source)))
+    yield f"data: {source.root}, {len(source):,} images, {captioned:,} captions, {len(source.rejects):,} rejects"
+    yield from (f"data: {note}" for note in source.notes)
+    yield from (f"data: rejected {reject.path}: {reject.reason}" for reject in source.rejects[:8])
+
+
+def train_stage(folder: Path, config: Any, train: Train, source: Source, world: World, stop: StopFlag, journal: Journal) -> None:
+    """One stage, from its newest valid checkpoint or from the start."""
+    home = folder / train.name
+    stage, state, loader = prepare_stage(config, train, source, world)
+    facts = {
+        "stage": train.name,
+        "batch_size": train.batch_size,
+        "world_size": world.size,
+        "data": fingerprint(source, loader),
+        "needs": dict(stage.needs),
+        "config": config.model_dump(mode="json"),
+    }
+    resumed = world.together(lambda: _resume_state(home / "checkpoints", state, facts, world, journal))
+    if world.main:
+        write_config(folder, config)
+    if state.step >= train.steps:
+        journal.say(f"{train.name}: all {train.steps} steps are done (it is at step {state.step})")
+        return
+    for turn in stage.turns:
+        if turn.start >= train.steps:
+            journal.say(f"{train.name}: turn {turn.name} starts at step {turn.start}, so in {train.steps} steps it never trains")
+    job = Job(train.name, stage, loader, train.steps, train.batch_size, home, config.engine, facts, resumed)
+    if not len(loader.held_out):
+        journal.say(f"{train.name}: no sample falls into the validation split, so there is no validation and no best")
+    Fit(job, state, world, journal, stop).run()
+
+
+def prepare_stage(config: Any, train: Train, source: Source, world: World) -> tuple[Stage, TrainState, ImageLoader]:
+    """Nets initialised on the CPU from the seed, so that they are equal on every rank and at every layout."""
+    if train.batch_size < world.size:
+        raise UserError(f"{train.name}.batch_size {train.batch_size} is smaller than the number of ranks {world.size}; raise it")
+    torch.manual_seed(mix(config.seed, mix_text(train.name)) >> 1)
+    stage = train.build()
+    state = place(stage, config.seed, config.engine, world.device)
+    cut = Cut(train.batch_size, config.engine.micro_batch_size, world.rank, world.size)
+    loader = ImageLoader(
+        source,
+        config.data,
+        cut,
+        seed=config.seed,
+        device=world.device,
+        validation_samples=config.engine.validation_samples,
+        preview_samples=config.engine.preview_samples,
+    )
+    return stage, state, loader
+
+
+def fingerprint(source: Source, loader: ImageLoader) -> dict[str, Any]:
+    """Says whether the data is still the same: how many samples, and a hash over the keys in order."""
+    mixed = 0
+    for index in range(len(source)):
+        mixed = mix(mixed, mix_text(source.key(index)))
+    return {"num_samples": len(source), "num_train": len(loader.train), "keys": f"{mixed:016x}"}
+
+
+def _resume_state(
+    checkpoints: Path, state: TrainState, facts: Mapping[str, Any], world: World, journal: Journal
+) -> frozenset[str]:
+    """Fills the state from the newest valid checkpoint; returns its name, which retention spares."""
+    if world.main:
+        checkpoints.mkdir(parents=True, exist_ok=True)
+        sweep(checkpoints)
+    path, skipped = world.gather(newest_valid(checkpoints) if world.main else (None, []))[0]
+    for line in skipped:
+        journal.say(f"checkpoint passed over: {line}")
+    if path is None:
+        if skipped:
+            raise UserError(
+                f"none of the {len(skipped)} checkpoints in {checkpoints} is intact; "
+                f"move that folder away to train this stage anew"
+            )
+        if (checkpoints.parent / "metrics.jsonl").exists():
+            journal.say(f"{checkpoints} holds no checkpoint yet: training starts at step 0")
+        return frozenset()
+    restore(path, state)
+    if world.main:
+        point_back(checkpoints, path.name, state.best_step)
+    saved = read_json(path / "manifest.json").get("data")
+    if saved != facts["data"]:
+        before, now = ((known or {}).get("num_samples") for known in (saved, facts["data"]))
+        journal.say(
+            f"the data has changed since this run was saved ({before} samples then, {now} now): from here on their order differs"
+        )
+    journal.say(f"resumed from {path} at step {state.step}")
+    return frozenset({path.name})
+
+
+# --- trying out
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What one real step of a stage says about all of them."""
+
+    stage: str
+    parameters: dict[str, int]
+    peak_bytes: int
+    items_per_s: float
+    seconds: float  # for all steps of the stage
+    disk_bytes: int  # for the checkpoints that retention keeps
+    losses: dict[str, float]
+
+
+def dry_run(config: Any, *, data: Any = None, stage: str | None = None, stages: StageBuilders | None = None) -> list[Estimate]:
+    """One real step of each stage on the user's data, every turn included; writes nothing."""
+    with _session(config) as (world, _):
+        source = open_source(config, data)
+        trains = pick(RECIPES[config.recipe].steps(config), stage, stages)
+        return [_try(config, train, source, world) for train in trains]
+
+
+def _try(config: Any, train: Train, source: Source, world: World) -> Estimate:
+    stage, state, loader = prepare_stage(config, train, source, world)
+    setting = Setting.of(world, train.steps, config.engine)
+    state.step = train.steps - 1  # the last step: every turn takes part by then
+    batches = loader.batches(0)
+    try:
+        micro_batches: list[ImageBatch] = [batch.to(world.device) for batch in next(batches)]
+        seconds, report = [], None
+        for _ in range(3):  # the first one compiles and warms up
+            start = time.perf_counter()
+            report = train_step(state, stage, micro_batches, setting)
+            losses = {turn.turn.name: turn.numbers()[f"{turn.turn.name}/loss"] for turn in report.turns}  # waits for the device
+            seconds.append(time.perf_counter() - start)
+    finally:
+        batches.close()
+    step = min(seconds[1:])
+    kept = config.engine.keep_checkpoints + 2  # best, and the one being written
+    return Estimate(
+        stage=train.name,
+        parameters={name: sum(p.numel() for p in net.parameters()) for name, net in stage.nets.items()},
+        peak_bytes=peak_bytes(world.device),
+        items_per_s=train.batch_size / step,
+        seconds=step * train.steps,
+        disk_bytes=sum(sizes(state)) * kept,
+        losses=losses,
+    )
+
+
+# --- what a run holds
+
+
+def load_nets(run: Path | str, stage: str, checkpoint: str = "latest") -> dict[str, nn.Module]:
+    """The nets of a trained stage in eval mode on the CPU, averaged weights where there are any."""
+    folder = Path(run)
+    saved = read_yaml(folder / "config.yaml")
+    recipe = find_recipe(str(saved.values.get("recipe", "")))
+    (train,) = pick(recipe.steps(build(recipe.config_type, [saved])), stage)
+    home = folder / stage / "checkpoints"
+    name = read_pointer(home / checkpoint)
+    if name is None:
+        raise UserError(f"{home} has no checkpoint called {checkpoint!r}; train the stage first")
+    weights = read_weights(home / name)
+    nets = dict(train.build().nets)
+    for net, module in nets.items():
+        module.load_state_dict(weights[net])
+        module.eval().requires_grad_(False)
+    return nets

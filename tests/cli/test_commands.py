@@ -1,0 +1,167 @@
+"""The commands themselves: what they print, what they write, and that each ends with the next one."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tessera import demo as demo_module
+from tessera import pipeline
+from tessera.cli.app import spread_sets
+from tessera.config import dump_yaml
+
+Run = Any  # the fixture `tessera`: arguments -> code, out, err
+
+
+# ---- train
+
+
+def test_the_printed_config_is_the_config(tessera: Run, tmp_path: Path) -> None:
+    flags = ["--preset", "tiny", "--steps", "7", "--set", "seed=3", "tokenizer.critic.penalty={weight: 2.0}"]
+    ended = tessera("train", "muse", "--data", "photos", *flags, "--print-config")
+    assert ended.code == 0
+    assert not ended.err
+    (tmp_path / "again.yaml").write_text(ended.out)
+    wanted = pipeline.resolve(
+        "muse", preset="tiny", data="photos", steps=7, sets=["seed=3", "tokenizer.critic.penalty={weight: 2.0}"]
+    )
+    assert pipeline.resolve("again.yaml") == wanted
+    assert dump_yaml(wanted) == ended.out
+    assert tessera("train", "again.yaml", "--print-config").out == ended.out
+    assert [path.name for path in tmp_path.iterdir()] == ["again.yaml"]
+
+
+def test_a_dry_run_says_what_it_costs_and_writes_nothing(tessera: Run, tmp_path: Path, shapes: Path, tiny: list[str]) -> None:
+    ended = tessera("train", "muse", "--data", shapes, "--dry-run", "--steps", 500, *tiny)
+    assert ended.code == 0
+    for words in ("stage tokenizer: parameters tokenizer 0.0", "critic", "peak memory", "GiB", "items/s", "ETA 0:", "disk"):
+        assert words in ended.out
+    following = ended.out.splitlines()[-1]
+    assert following.startswith(f"next: tessera train muse --data {shapes} --preset tiny --steps 500 --set engine.device=cpu")
+    assert not list(tmp_path.iterdir())
+    repeated = shlex.split(following.removeprefix("next: tessera "))
+    assert pipeline.resolve("muse", preset="tiny", data=str(shapes), steps=500, sets=repeated[repeated.index("--set") + 1 :])
+
+
+def test_training_and_going_on(tessera: Run, tmp_path: Path, shapes: Path, tiny: list[str]) -> None:
+    ended = tessera("train", "muse", "--data", shapes, "--steps", 2, *tiny)
+    assert ended.code == 0
+    assert "tokenizer 2/2" in ended.err
+    assert ended.out.splitlines() == [
+        "tokenizer: runs/muse-001/tokenizer/checkpoints/step-000002",
+        "pictures: runs/muse-001/tokenizer/samples/step-000002.png",
+        "next: tessera resume runs/muse-001 --set tokenizer.steps=N   to train longer",
+    ]
+    ended = tessera("resume", "runs/muse-001", "--set", "tokenizer.steps=4", "engine.save_every_steps=3")
+    assert ended.code == 0
+    assert "changed: tokenizer.steps: 2 -> 4" in ended.err
+    assert "changed: engine.save_every_steps: 300 -> 3" in ended.err
+    assert "resumed from runs/muse-001/tokenizer/checkpoints/step-000002 at step 2" in ended.err
+    assert "tokenizer 3/4" in ended.err
+    assert "tokenizer: runs/muse-001/tokenizer/checkpoints/step-000004" in ended.out
+    ended = tessera("resume", "runs/muse-001")
+    assert ended.code == 0
+    assert "all 4 steps are done" in ended.err
+    ended = tessera("resume", "runs/muse-001", "--set", "seed=7")
+    assert ended.code == 2
+    assert "start a new run to change it" in ended.err
+    listed = tessera("list")
+    assert "run runs/muse-001: tokenizer step-000004" in listed.out
+
+
+# ---- list, data, bench
+
+
+def test_list(tessera: Run) -> None:
+    ended = tessera("list")
+    assert ended.code == 0
+    assert "muse: text to image" in ended.out
+    assert "presets tiny, small, base, large; stages tokenizer" in ended.out
+    assert "bench cases: image.tokenizer.train" in ended.out
+    assert ended.out.splitlines()[-1] == "next: tessera train RECIPE --data FOLDER"
+
+
+def test_data_check(tessera: Run, shapes: Path, tmp_path: Path) -> None:
+    ended = tessera("data", "check", shapes)
+    assert ended.code == 0
+    assert "30" in ended.out
+    assert ended.out.splitlines()[-1] == f"next: tessera train muse --data {shapes}"
+    found = json.loads(tessera("data", "check", shapes, "--json").out)
+    assert {"kind", "num_samples", "num_captioned", "num_rejected", "rejects"} <= set(found)
+    assert (found["kind"], found["num_samples"], found["num_captioned"], found["num_rejected"]) == ("images", 30, 30, 0)
+    mixed = tmp_path / "mixed"
+    mixed.mkdir()
+    (mixed / "good.png").write_bytes(next((shapes / "train").glob("*.png")).read_bytes())
+    (mixed / "bad.png").write_bytes(b"no")
+    found = json.loads(tessera("data", "check", mixed, "--json").out)
+    assert (found["num_samples"], found["num_rejected"]) == (1, 1)
+    assert found["rejects"][0]["path"] == "bad.png"
+    assert "bad.png" in tessera("data", "check", mixed).out
+
+
+def test_data_synth(tessera: Run, tmp_path: Path) -> None:
+    ended = tessera("data", "synth", "shapes", "--out", "made", "--n", 16, "--seed", 3, "--size", 32, "--max-shapes", 1)
+    assert ended.code == 0
+    assert "16 pictures in made/train, 2 of held-out combinations in made/heldout" in ended.out
+    assert ended.out.splitlines()[-1] == "next: tessera train muse --data made"
+    assert len(list((tmp_path / "made" / "train").glob("*.png"))) == 16
+    before = sorted((tmp_path / "made").rglob("*"))
+    assert tessera("data", "synth", "shapes", "--out", "made", "--n", 16).code == 2
+    assert sorted((tmp_path / "made").rglob("*")) == before
+
+
+def test_bench(tessera: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tessera import bench
+
+    monkeypatch.setattr(bench, "CASES", {"a.case": lambda data: {"ms": 1.5}, "b.case": lambda data: {"ms": 2.5}})
+    monkeypatch.setattr(bench, "device_facts", lambda: {"device": "abacus"})
+    ended = tessera("bench")
+    assert ended.code == 0
+    assert ended.out.splitlines()[:2] == ["case a.case  ms 1.5  device abacus", "case b.case  ms 2.5  device abacus"]
+    assert ended.out.splitlines()[-1].startswith("next: ")
+    assert json.loads(tessera("bench", "b.case", "--json").out) == [{"case": "b.case", "ms": 2.5, "device": "abacus"}]
+
+
+# ---- demo
+
+
+def test_the_demo_ends_with_numbers_and_a_picture(tessera: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_module, "NUM_PICTURES", 64)
+    ended = tessera("demo", "--steps", 3)
+    assert ended.code == 0
+    lines = ended.out.splitlines()
+    assert "reconstructions of held-out combinations: demo/run-001/reconstructions.png" in lines
+    assert any(line.startswith("PSNR ") and "codebook use " in line for line in lines)
+    assert any(line.startswith("read back from the reconstructions by the oracle: ") for line in lines)
+    assert lines[-1].startswith("next: tessera train muse --data YOUR_FOLDER")
+    assert "tessera resume demo/run-001 --set tokenizer.steps=2000" in lines[-1]
+    assert (tmp_path / "demo" / "run-001" / "reconstructions.png").stat().st_size > 1000
+    again = tessera("demo", "--steps", 1, "--out", "demo")  # the same data, another run
+    assert again.code == 0
+    assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == ["run-001", "run-002", "shapes"]
+
+
+# ---- several values after one --set
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (["--set", "a=1", "b=2"], ["--set", "a=1", "--set", "b=2"]),
+        (["--set", "a=1", "b.c_d=2", "--steps", "3"], ["--set", "a=1", "--set", "b.c_d=2", "--steps", "3"]),
+        (["--set", "a=1", "--set", "b=2"], ["--set", "a=1", "--set", "b=2"]),
+        (["--set", "a=b=c", "d="], ["--set", "a=b=c", "--set", "d="]),
+        (["train", "muse", "x=1"], ["train", "muse", "x=1"]),
+        (["--set", "a=1", "runs/x=1"], ["--set", "a=1", "runs/x=1"]),
+        (["--set", "a=1", "--run", "b=2"], ["--set", "a=1", "--run", "b=2"]),
+        (["--set"], ["--set"]),
+        (["--set", "a", "b=1"], ["--set", "a", "b=1"]),
+        ([], []),
+    ],
+)
+def test_several_values_after_one_set(given: list[str], meant: list[str]) -> None:
+    assert spread_sets(given) == meant

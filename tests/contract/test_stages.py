@@ -1,0 +1,293 @@
+"""What every stage of every recipe must do. A new recipe is tested once `SMALL` says how to make it small; a test asks for it."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from tessera import pipeline
+from tessera.batches import Batch
+from tessera.config import build, dump_yaml, layer_of, read_yaml
+from tessera.contracts import Context, Loss, Nets, Stage, Train
+from tessera.data.synth.shapes import write_shapes
+from tessera.engine.dist import World
+from tessera.engine.loop import Stopped
+from tessera.engine.step import Setting, train_step
+from tessera.engine.track import read_metrics
+from tessera.engine.validate import eval_mode, validate
+from tessera.recipes import RECIPES
+
+WORLD = World(0, 1, torch.device("cpu"))
+STEPS = 6
+
+
+@dataclass(frozen=True)
+class Small:
+    """How to run a recipe in seconds: its data, and what to change in its tiny preset."""
+
+    write_data: Callable[[Path], object]
+    sets: tuple[str, ...]
+
+
+SMALL = {
+    "muse": Small(
+        lambda out: write_shapes(out, 40, 0, image_size=32),
+        (
+            "data.resolution=16",
+            "data.validation_fraction=0.2",
+            "data.flip=true",
+            "tokenizer.batch_size=5",
+            "tokenizer.model={widths: [16, 16], blocks: [1, 1], dropout: 0.1}",
+            "tokenizer.critic={widths: [8, 8], start_step: 3, warmup_steps: 1, adaptive: true, penalty: {every: 2}}",
+            "tokenizer.optim={lr: 3e-3, warmup_steps: 2}",
+        ),
+    )
+}
+ENGINE = (
+    "engine.device=cpu",
+    "engine.micro_batch_size=3",
+    "engine.log_every_steps=1",
+    "engine.validate_every_steps=2",
+    "engine.preview_every_steps=3",
+    "engine.save_every_steps=4",
+    "engine.keep_checkpoints=9",
+    "engine.preview_samples=3",
+)
+
+PRESETS = [pytest.param(recipe, preset, id=f"{recipe.name}-{preset}") for recipe in RECIPES.values() for preset in recipe.presets]
+STAGES = [
+    pytest.param(recipe.name, train.name, id=f"{recipe.name}-{train.name}")
+    for recipe in RECIPES.values()
+    for train in recipe.steps(recipe.presets["tiny"]())
+]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A small data set for each recipe."""
+    made = {name: tmp_path_factory.mktemp(name) / "data" for name in SMALL}
+    for name, path in made.items():
+        SMALL[name].write_data(path)
+    return made
+
+
+def small(recipe: str, data: dict[str, Path], *sets: str) -> Any:
+    own = {item.partition("=")[0] for item in sets}
+    kept = [item for item in (*SMALL[recipe].sets, *ENGINE) if item.partition("=")[0] not in own]
+    return pipeline.resolve(recipe, preset="tiny", data=str(data[recipe]), steps=STEPS, sets=[*kept, *sets])
+
+
+def named(config: Any, stage: str) -> Train:
+    (train,) = pipeline.pick(RECIPES[config.recipe].steps(config), stage)
+    return train
+
+
+def test_every_recipe_is_made_small_here() -> None:
+    assert set(SMALL) == set(RECIPES)
+
+
+# ---- presets
+
+
+@pytest.mark.parametrize(("recipe", "preset"), PRESETS)
+def test_a_preset_is_its_own_file(recipe: Any, preset: str, tmp_path: Path) -> None:
+    config = recipe.presets[preset]()
+    assert (config.recipe, config.preset) == (recipe.name, preset)
+    (tmp_path / "config.yaml").write_text(dump_yaml(config))
+    assert build(recipe.config_type, [read_yaml(tmp_path / "config.yaml")]) == config
+    assert pipeline.resolve(str(tmp_path / "config.yaml")) == config
+    assert build(recipe.config_type, [layer_of(config, "preset")]) == config  # made by model_copy or not, it is valid
+
+
+@pytest.mark.parametrize(("recipe", "preset"), PRESETS)
+def test_a_preset_builds_without_memory_and_names_every_net(recipe: Any, preset: str) -> None:
+    config = recipe.presets[preset]()
+    trains = recipe.steps(config)
+    assert len({train.name for train in trains}) == len(trains) > 0
+    for train in trains:
+        with torch.device("meta"):
+            stage = train.build()
+        tensors = [t for net in stage.nets.values() for t in (*net.parameters(), *net.buffers())]
+        assert all(tensor.is_meta for tensor in tensors)
+        assert train.steps >= 1
+        assert train.batch_size >= 1
+        assert set(stage.optim) == set(stage.nets)
+        assert {net for turn in stage.turns for net in turn.trains} == set(stage.nets)  # no net is left untrained
+        assert all(parameter.dtype == torch.float32 for net in stage.nets.values() for parameter in net.parameters())
+        assert set(stage.averaged) <= set(stage.nets)
+        assert stage.averaged
+
+
+# ---- stages
+
+
+def losses_of(stage: Stage, state: Any, batches: Sequence[Batch], steps: int) -> list[float]:
+    setting = Setting(WORLD, steps)
+    first = stage.turns[0].name
+    return [train_step(state, stage, batches, setting).turns[0].numbers()[f"{first}/loss"] for _ in range(steps)]
+
+
+@pytest.mark.parametrize(("recipe", "name"), STAGES)
+def test_a_stage_learns_one_batch_by_heart(recipe: str, name: str, data: dict[str, Path]) -> None:
+    quiet = [item for item in ("tokenizer.critic=null", "tokenizer.model={widths: [16, 16], blocks: [1, 1]}") if recipe == "muse"]
+    config = small(recipe, data, *quiet)
+    source = pipeline.open_source(config)
+    stage, state, loader = pipeline.prepare_stage(config, replace(named(config, name), batch_size=2), source, WORLD)
+    batches = loader.batches(0)
+    first = [batch.to(WORLD.device) for batch in next(batches)]
+    batches.close()
+    losses = losses_of(stage, state, first, 80)
+    assert losses[-1] * 3 < losses[0]
+
+
+@pytest.mark.parametrize(("recipe", "name"), STAGES)
+def test_cutting_into_micro_batches_changes_no_gradient(recipe: str, name: str, data: dict[str, Path]) -> None:
+    reports = []
+    for micro in ("null", "2"):
+        off = ["tokenizer.model={widths: [16, 16], blocks: [1, 1]}"] if recipe == "muse" else []  # dropout differs by design
+        config = small(recipe, data, f"engine.micro_batch_size={micro}", *off)
+        stage, state, loader = pipeline.prepare_stage(config, named(config, name), pipeline.open_source(config), WORLD)
+        for parameter in (p for net in state.nets.values() for p in net.parameters() if not p.any()):
+            torch.nn.init.constant_(parameter, 0.05)  # layers that start at 0 would hide those below
+        state.step = STEPS - 1  # all turns take part by then
+        batches = loader.batches(0)
+        moved = [batch.to(WORLD.device) for batch in next(batches)]
+        reports.append(train_step(state, stage, moved, Setting(WORLD, STEPS)))
+        batches.close()
+    whole, parts = reports
+    assert [report.turn.name for report in whole.turns] == [turn.name for turn in stage.turns]
+    for a, b in zip(whole.turns, parts.turns, strict=True):
+        assert len(b.keys) > len(a.keys)
+        torch.testing.assert_close(a.update.norms, b.update.norms, rtol=1e-4, atol=1e-5)
+        assert a.numbers() == pytest.approx(b.numbers(), rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize(("recipe", "name"), STAGES)
+def test_recomputing_activations_changes_no_gradient(recipe: str, name: str, data: dict[str, Path]) -> None:
+    reports = []
+    for recompute in ("false", "true"):
+        config = small(recipe, data, f"engine.activation_checkpointing={recompute}")
+        stage, state, loader = pipeline.prepare_stage(config, named(config, name), pipeline.open_source(config), WORLD)
+        state.step = STEPS - 1
+        batches = loader.batches(0)
+        moved = [batch.to(WORLD.device) for batch in next(batches)]
+        reports.append(train_step(state, stage, moved, Setting(WORLD, STEPS)))
+        batches.close()
+    for a, b in zip(reports[0].turns, reports[1].turns, strict=True):
+        assert torch.equal(a.update.norms, b.update.norms)  # dropout included
+
+
+@pytest.mark.parametrize(("recipe", "name"), STAGES)
+def test_validation_knows_the_metric_of_best(recipe: str, name: str, data: dict[str, Path]) -> None:
+    config = small(recipe, data)
+    stage, state, loader = pipeline.prepare_stage(config, named(config, name), pipeline.open_source(config), WORLD)
+    nets = {**state.averaged_nets, **stage.frozen}
+    numbers = validate(nets, stage, loader.validation(), 0, 0, Setting(WORLD, STEPS))
+    assert stage.best.metric in numbers
+    assert all(value == value for value in numbers.values())
+    again = validate(nets, stage, loader.validation(), 0, 0, Setting(WORLD, STEPS))
+    assert again == numbers
+
+
+@pytest.mark.parametrize(("recipe", "name"), STAGES)
+def test_a_preview_is_a_readable_file(recipe: str, name: str, data: dict[str, Path]) -> None:
+    config = small(recipe, data)
+    stage, state, loader = pipeline.prepare_stage(config, named(config, name), pipeline.open_source(config), WORLD)
+    assert stage.preview is not None
+    batch = loader.preview().to(WORLD.device)
+    nets = {**state.nets, **stage.frozen}
+    with torch.no_grad(), eval_mode(nets):
+        preview = stage.preview(nets, nets, batch, Context(0, 0, batch.positions))
+        again = stage.preview(nets, nets, batch, Context(0, 0, batch.positions))
+    assert preview == again
+    assert json.loads(json.dumps(preview.facts))
+    assert preview.extension in ("png", "gif", "glb")
+    if preview.extension == "png":
+        with Image.open(io.BytesIO(preview.content)) as picture:
+            picture.load()
+            assert picture.mode == "RGB"
+            assert picture.width >= 3 * config.data.resolution  # three samples side by side
+            assert picture.height >= 3 * config.data.resolution  # real, by averaged weights, by raw weights
+
+
+# ---- stop and go on
+
+
+def stopping(build_stage: Callable[[], Stage], at: int) -> Callable[[], Stage]:
+    """The stage as it is, but a signal arrives during one of its steps."""
+
+    def built() -> Stage:
+        stage = build_stage()
+        first, *others = stage.turns
+        left = [at]
+
+        def loss(nets: Nets, batch: Any, context: Context) -> Loss:
+            if context.step in left:
+                left.clear()  # once: a second signal would end the process
+                signal.raise_signal(signal.SIGTERM)
+            return first.loss(nets, batch, context)
+
+        return replace(stage, turns=[replace(first, loss=loss), *others])
+
+    return built
+
+
+def final(run: Path, stage: str) -> dict[str, bytes]:
+    folder = run / stage / "checkpoints" / f"step-{STEPS:06d}"
+    return {
+        name: (folder / name).read_bytes()
+        for name in ("model.safetensors", "ema.safetensors", "optimizer.safetensors", "state.json")
+    }
+
+
+def numbers(run: Path, stage: str) -> list[dict[str, Any]]:
+    lines = read_metrics(run / stage / "metrics.jsonl")
+    return [{key: value for key, value in line.items() if not key.startswith(("time/", "memory/"))} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def unbroken(data: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A whole run of each recipe."""
+    return {name: pipeline.train(small(name, data), run=tmp_path_factory.mktemp(name) / "run") for name in SMALL}
+
+
+@pytest.mark.parametrize("at", [0, 2, STEPS - 2])
+@pytest.mark.parametrize(("recipe", "name"), STAGES)
+def test_stopping_and_resuming_is_never_having_stopped(
+    recipe: str, name: str, at: int, data: dict[str, Path], unbroken: dict[str, Path], tmp_path: Path
+) -> None:
+    config = small(recipe, data)
+    own = {name: stopping(named(config, name).build, at)}
+    with pytest.raises(Stopped) as stopped:
+        pipeline.train(config, run=tmp_path / "run", stages=own)
+    assert stopped.value.number == signal.SIGTERM
+    assert (
+        tmp_path / "run" / name / "checkpoints" / "latest"
+    ).read_text().strip() == f"step-{at + 2:06d}"  # the step after is the last
+    assert pipeline.resume(tmp_path / "run") == tmp_path / "run"
+    for stage in [train.name for train in RECIPES[recipe].steps(config)]:
+        assert final(tmp_path / "run", stage) == final(unbroken[recipe], stage)
+        assert numbers(tmp_path / "run", stage) == numbers(unbroken[recipe], stage)
+
+
+@pytest.mark.parametrize(("recipe", "name"), STAGES)
+def test_a_run_holds_what_was_promised(recipe: str, name: str, unbroken: dict[str, Path], data: dict[str, Path]) -> None:
+    run = unbroken[recipe]
+    config = small(recipe, data)
+    assert pipeline.resolve(str(run / "config.yaml")) == config
+    assert json.loads((run / "env.json").read_text())["torch"] == torch.__version__
+    assert sorted(path.name for path in (run / name / "checkpoints").iterdir() if path.is_dir())[-1] == f"step-{STEPS:06d}"
+    assert (run / name / "checkpoints" / "best").read_text().startswith("step-")
+    assert {path.stem for path in (run / name / "samples").iterdir()} == {"step-000003", "step-000006"}
+    nets = pipeline.load_nets(run, name)
+    assert all(not net.training for net in nets.values())
+    assert all(bool(torch.isfinite(p).all()) and not p.requires_grad for net in nets.values() for p in net.parameters())

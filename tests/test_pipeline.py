@@ -1,0 +1,388 @@
+"""What Python users call: `resolve`, `train`, `resume`, `dry_run`, with a folder, a dataset or a stage of their own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torch import nn
+
+import tessera
+from tessera import pipeline
+from tessera.batches import ImageBatch
+from tessera.config import OptimConfig, UserError, dump_yaml
+from tessera.contracts import Best, Context, Loss, Nets, Stage, Turn
+from tessera.data.sources import ImageFolder
+from tessera.data.synth.shapes import write_shapes
+from tessera.engine.dist import World
+from tessera.engine.loop import NonFinite
+from tessera.engine.track import read_metrics
+from tessera.media.images import UnreadableImage
+from tessera.recipes import RECIPES
+
+SETS = (
+    "engine.device=cpu",
+    "engine.log_every_steps=1",
+    "data.resolution=16",
+    "data.validation_fraction=0.2",
+    "tokenizer.batch_size=4",
+    "tokenizer.model={widths: [8, 8], blocks: [1, 1]}",
+    "tokenizer.critic=null",
+)
+WORLD = World(0, 1, torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "shapes"
+    write_shapes(path, 30, 0, image_size=32)
+    return path
+
+
+def config(data: Path | None = None, steps: int = 3, sets: tuple[str, ...] = ()) -> Any:
+    path, own = None if data is None else str(data), {item.partition("=")[0] for item in sets}
+    kept = [item for item in SETS if item.partition("=")[0] not in own]  # each key once
+    return pipeline.resolve("muse", preset="tiny", data=path, steps=steps, sets=[*kept, *sets])
+
+
+# ---- configuration
+
+
+def test_later_layers_win(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("recipe: muse\npreset: tiny\nseed: 5\ndata: {resolution: 48}\ntokenizer: {steps: 7, batch_size: 9}\n")
+    made = pipeline.resolve(str(file), data="there", steps=11, sets=["tokenizer.batch_size=13"])
+    assert (made.preset, made.seed, made.data.resolution, made.data.path) == ("tiny", 5, 48, "there")
+    assert (made.tokenizer.steps, made.tokenizer.batch_size) == (11, 13)
+    assert made.tokenizer.model.widths == (16, 48, 96)  # the preset's
+    assert pipeline.resolve(str(file), preset="base").tokenizer.model.widths == (128, 128, 256, 256, 512)
+    assert pipeline.resolve(str(file), preset="base").data.resolution == 48
+
+
+@pytest.mark.parametrize("preset", ["tiny", "base"])
+def test_a_preset_by_set_brings_its_values(preset: str) -> None:
+    assert pipeline.resolve("muse", sets=[f"preset={preset}"]) == pipeline.resolve("muse", preset=preset)
+
+
+def test_small_is_the_default() -> None:
+    assert pipeline.resolve("muse").preset == "small"
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: pipeline.resolve("mose"), r"no recipe and no file is called 'mose'; did you mean 'muse'\?"),
+        (lambda: pipeline.resolve("muse", preset="smal"), r"has no preset 'smal'; did you mean 'small'\?"),
+        (lambda: pipeline.resolve("muse", sets=["preset=huge"]), "has no preset 'huge'"),
+        (lambda: pipeline.resolve("muse", stage="tokeniser"), r"no stage is called 'tokeniser'; did you mean 'tokenizer'\?"),
+        (lambda: pipeline.resolve("nowhere.yaml"), "nowhere.yaml does not exist"),
+        (lambda: pipeline.train(config(), run="x"), "no data: give a folder with --data PATH"),
+        (lambda: pipeline.train("muse", stages={"tokeniser": build_plain}), r"no stage is called 'tokeniser'; did you mean"),
+        (lambda: pipeline.resume("nowhere"), "nowhere is no run folder"),
+    ],
+)
+def test_wrong_names_are_the_users_errors(
+    call: Callable[[], Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=message):
+        call()
+    assert not list(tmp_path.iterdir())
+
+
+# ---- a dataset of the user's own
+
+
+@dataclass
+class Sample:
+    key: str
+    image: Any
+    caption: str | None = None
+
+
+class Mine:
+    """Map-style, with pictures of every kind that is allowed."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        pixels = np.full((20, 17, 3), 20 * index, np.uint8)
+        if index % 3 == 0:
+            return {"key": f"k{index}", "image": Image.fromarray(pixels), "caption": "a picture"}
+        return Sample(f"k{index}", pixels if index % 3 == 1 else Image.fromarray(pixels).convert("L"))
+
+
+def test_a_dataset_instead_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tessera.train(config(), data=Mine(), run=tmp_path / "run")
+    assert run == tmp_path / "run"
+    assert "data: 12 samples" in capsys.readouterr().err
+    assert (run / "tokenizer" / "checkpoints" / "latest").read_text() == "step-000003\n"
+    assert pipeline.resolve(str(run / "config.yaml")).data.path is None
+    with pytest.raises(UserError, match="no data"):
+        tessera.resume(run, sets=["tokenizer.steps=5"])
+    tessera.resume(run, sets=["tokenizer.steps=5"], data=Mine())
+    assert [line["step"] for line in read_metrics(run / "tokenizer" / "metrics.jsonl") if line["kind"] == "train"] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
+    manifest = json.loads((run / "tokenizer" / "checkpoints" / "step-000005" / "manifest.json").read_text())
+    assert manifest["data"]["num_samples"] == 12
+
+
+def test_a_folder_and_a_dataset_of_the_same_samples_train_alike(folder: Path, tmp_path: Path) -> None:
+    source = ImageFolder.open(folder)
+    first = tessera.train(config(folder), run=tmp_path / "a")
+    second = tessera.train(config(), data=[source[index] for index in range(len(source))], run=tmp_path / "b")
+    assert weights(first) == weights(second)
+
+
+def test_a_path_or_a_name_in_place_of_a_config(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(tessera_yaml(folder))
+    run = tessera.train(tmp_path / "config.yaml", run=tmp_path / "a")
+    assert weights(run) == weights(tessera.train(config(), data=folder, run=str(tmp_path / "b")))
+
+
+def tessera_yaml(folder: Path) -> str:
+    return dump_yaml(config(folder))
+
+
+def weights(run: Path, step: int = 3) -> bytes:
+    return (run / "tokenizer" / "checkpoints" / f"step-{step:06d}" / "ema.safetensors").read_bytes()
+
+
+# ---- a stage of the user's own
+
+
+def build_plain() -> Stage:
+    """One convolution that learns the identity."""
+    net = nn.Conv2d(3, 3, 3, padding=1)
+
+    def loss(nets: Nets, batch: ImageBatch, context: Context) -> Loss:
+        error = (nets["mine"](batch.images) - batch.images).square().flatten(1).mean(1) * batch.valid
+        return Loss(error.sum(), batch.valid.sum().float(), {"mse": error.detach().sum()})
+
+    turn = Turn(name="mine", trains=("mine",), loss=loss)
+    optim = OptimConfig(lr=0.03, warmup_steps=0, schedule="constant")
+    return Stage(
+        nets={"mine": net},
+        turns=[turn],
+        optim={"mine": optim},
+        best=Best("mse", higher_is_better=False),
+        averaged=("mine",),
+        measure=loss,
+    )
+
+
+def test_a_stage_in_the_place_of_ours(folder: Path, tmp_path: Path) -> None:
+    run = tessera.train(config(folder, steps=30), run=tmp_path / "run", stages={"tokenizer": build_plain})
+    saved = load_file(run / "tokenizer" / "checkpoints" / "step-000030" / "model.safetensors")
+    assert set(saved) == {"mine/weight", "mine/bias"}
+    lines = read_metrics(run / "tokenizer" / "metrics.jsonl")
+    losses = [line["mine/loss"] for line in lines if line["kind"] == "train"]
+    assert losses[-1] < losses[0] / 3
+    assert [line["mse"] for line in lines if line["kind"] == "valid"]
+    assert not (run / "tokenizer" / "samples").exists()  # it has no preview
+    tessera.resume(run, sets=["tokenizer.steps=31"], stages={"tokenizer": build_plain})
+    assert (run / "tokenizer" / "checkpoints" / "latest").read_text() == "step-000031\n"
+    (estimate,) = pipeline.dry_run(config(folder), stages={"tokenizer": build_plain})
+    assert estimate.parameters == {"mine": 84}
+
+
+# ---- resume
+
+
+def test_a_change_that_does_not_fit_leaves_the_run_as_it_was(folder: Path, tmp_path: Path) -> None:
+    run = tessera.train(config(folder), run=tmp_path / "run")
+    before = (run / "config.yaml").read_bytes()
+    with pytest.raises(UserError, match="does not fit net 'tokenizer'"):
+        tessera.resume(run, sets=["tokenizer.model.widths=[12, 12]", "tokenizer.steps=5"])
+    assert (run / "config.yaml").read_bytes() == before
+    tessera.resume(run, sets=["tokenizer.steps=4", "engine.log_every_steps=2"])
+    assert pipeline.resolve(str(run / "config.yaml")).tokenizer.steps == 4
+    assert (run / "config-1.yaml").read_bytes() == before  # nothing is lost
+    assert weights(run, 4)
+
+
+@pytest.mark.parametrize("change", ["seed=1", "tokenizer.batch_size=8"])
+def test_what_the_order_depends_on_cannot_change(folder: Path, tmp_path: Path, change: str) -> None:
+    run = tessera.train(config(folder, steps=1), run=tmp_path / "run")
+    before = sorted(path.name for path in run.iterdir())
+    with pytest.raises(UserError, match=f"--set {change}: this run was made with"):
+        tessera.resume(run, sets=[change])
+    assert sorted(path.name for path in run.iterdir()) == before
+
+
+def test_a_finished_run_says_so_and_a_change_of_data_is_told(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tessera.train(config(), data=Mine(), run=tmp_path / "run")
+    tessera.resume(run, sets=[f"data.path={folder}"])
+    said = capsys.readouterr().err
+    assert "tokenizer: all 3 steps are done" in said
+    assert "the data has changed since this run was saved" in said
+    assert f"changed: data.path: None -> {folder}" in said
+
+
+def test_a_new_run_never_takes_an_existing_folder(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="tessera resume"):
+        tessera.train(config(folder), run=tmp_path)
+    assert [str(tessera.train(config(folder, steps=1))) for _ in range(2)] == ["runs/muse-001", "runs/muse-002"]
+
+
+# ---- what must not matter, and what must work
+
+
+def test_workers_and_rhythms_change_no_weight(folder: Path, tmp_path: Path) -> None:
+    dropout = "tokenizer.model={widths: [8, 8], blocks: [1, 1], dropout: 0.2}"
+    plain = tessera.train(config(folder, sets=(dropout,)), run=tmp_path / "a")
+    busy = ("data.workers=2", "engine.validate_every_steps=1", "engine.preview_every_steps=1", "engine.save_every_steps=1")
+    assert weights(tessera.train(config(folder, sets=(dropout, *busy)), run=tmp_path / "b")) == weights(plain)
+    other = ("engine.log_every_steps=7", "engine.keep_checkpoints=1", "data.prefetch=1")
+    assert weights(tessera.train(config(folder, sets=(dropout, *other)), run=tmp_path / "c")) == weights(plain)
+    assert weights(tessera.train(config(folder, sets=(dropout, "seed=1")), run=tmp_path / "d")) != weights(plain)
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ("data.channels=1",),
+        ("data.channels=4", "tokenizer.critic={widths: [8, 8], start_step: 1}"),
+        ("data.validation_fraction=0.0",),
+        ("engine.precision=bf16", "tokenizer.critic={widths: [8, 8], start_step: 1, adaptive: true, penalty: {every: 1}}"),
+        ("tokenizer.model={widths: [8], blocks: [0]}",),
+        ("tokenizer.model={widths: [8, 8, 8, 8, 8], blocks: [0, 0, 0, 0, 1]}", "tokenizer.batch_size=50"),
+    ],
+    ids=["grey", "alpha", "no validation", "bf16", "stride 1", "one token"],
+)
+def test_unusual_configs_train(folder: Path, tmp_path: Path, sets: tuple[str, ...]) -> None:
+    run = tessera.train(config(folder, steps=2, sets=sets), run=tmp_path / "run")
+    assert (run / "tokenizer" / "samples" / "step-000002.png").stat().st_size > 100
+    for line in read_metrics(run / "tokenizer" / "metrics.jsonl"):
+        assert None not in line.values()
+
+
+# ---- the rest
+
+
+def test_initial_weights_depend_on_the_seed_alone(folder: Path) -> None:
+    def first(seed: int, noise: int) -> torch.Tensor:
+        torch.manual_seed(noise)
+        made = config(folder, sets=(f"seed={seed}",))
+        (train,) = pipeline.pick(RECIPES["muse"].steps(made), None)
+        stage, _, _ = pipeline.prepare_stage(made, train, pipeline.open_source(made), WORLD)
+        return torch.cat([p.detach().flatten() for p in stage.nets["tokenizer"].parameters()])
+
+    assert torch.equal(first(0, 1), first(0, 2))
+    assert not torch.equal(first(0, 1), first(1, 1))
+
+
+def test_more_ranks_than_samples_in_a_batch(folder: Path) -> None:
+    made = config(folder)
+    (train,) = pipeline.pick(RECIPES["muse"].steps(made), None)
+    with pytest.raises(UserError, match=r"tokenizer.batch_size 4 is smaller than the number of ranks 5"):
+        pipeline.prepare_stage(made, train, pipeline.open_source(made), World(4, 5, torch.device("cpu")))
+
+
+def test_numbers_that_explode_stop_the_run_with_the_samples_named(folder: Path, tmp_path: Path) -> None:
+    wild = ("tokenizer.optim={lr: 1.0e38, warmup_steps: 0, max_grad_norm: null}",)
+    with pytest.raises(NonFinite, match=r"turn 'tokenizer': loss .*not finite: losses of the samples 0000\d\d"):
+        tessera.train(config(folder, steps=9, sets=wild), run=tmp_path / "run")
+
+
+def test_a_dry_run_writes_nothing_and_foresees_the_disk(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = config(folder, sets=("engine.keep_checkpoints=1", "tokenizer.critic={widths: [8, 8], start_step: 2}"))
+    (estimate,) = pipeline.dry_run(made)
+    assert not list(tmp_path.iterdir())
+    assert estimate.stage == "tokenizer"
+    assert set(estimate.losses) == {"tokenizer", "critic"}
+    assert estimate.seconds == pytest.approx(3 * 4 / estimate.items_per_s)
+    run = tessera.train(made)
+    written = sum(file.stat().st_size for file in (run / "tokenizer" / "checkpoints" / "step-000003").glob("*.safetensors"))
+    assert estimate.disk_bytes == pytest.approx(3 * written, rel=0.3)  # the one kept, best, and the one being written
+    nets = pipeline.load_nets(run, "tokenizer")
+    assert estimate.parameters == {name: sum(p.numel() for p in net.parameters()) for name, net in nets.items()}
+
+
+def test_trained_nets_are_the_averaged_ones(folder: Path, tmp_path: Path) -> None:
+    run = tessera.train(config(folder), run=tmp_path / "run")
+    saved = load_file(run / "tokenizer" / "checkpoints" / "step-000003" / "ema.safetensors")
+    net = pipeline.load_nets(run, "tokenizer")["tokenizer"]
+    assert all(torch.equal(value, saved[f"tokenizer/{name}"]) for name, value in net.state_dict().items())
+    with pytest.raises(UserError, match="no checkpoint called 'oldest'"):
+        pipeline.load_nets(run, "tokenizer", "oldest")
+
+
+def test_the_package_offers_train_and_resume_only() -> None:
+    assert tessera.train is pipeline.train
+    assert tessera.resume is pipeline.resume
+    with pytest.raises(AttributeError, match="no attribute 'sample'"):
+        tessera.sample  # noqa: B018
+
+
+class Spoilt(ImageFolder):
+    """A folder whose pictures become unreadable after a while."""
+
+    reads = 0
+    most = 10**9
+
+    def read(self, index: int) -> Any:
+        type(self).reads += 1
+        if type(self).reads > type(self).most:
+            raise UnreadableImage(self.path(index), "it is gone")
+        return super().read(index)
+
+
+def test_what_was_trained_is_kept_when_a_file_fails(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Spoilt.reads, Spoilt.most = 0, 14  # three steps of four, then the failure
+    with pytest.raises(UserError, match="it is gone; repair or remove it") as caught:
+        tessera.train(config(steps=9), data=Spoilt.open(folder), run=tmp_path / "run")
+    assert caught.value.__notes__ == [str(tmp_path / "run")]
+    assert (tmp_path / "run" / "tokenizer" / "checkpoints" / "latest").read_text() == "step-000003\n"
+    assert "ended: UserError" in (tmp_path / "run" / "log.txt").read_text()
+    Spoilt.most = 10**9
+    tessera.resume(tmp_path / "run", data=Spoilt.open(folder))
+    assert "at step 3" in capsys.readouterr().err
+    unbroken = tessera.train(config(steps=9), data=ImageFolder.open(folder), run=tmp_path / "unbroken")
+    assert weights(unbroken, 9) == weights(tmp_path / "run", 9)
+
+
+def test_paths_are_kept_absolute(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    run = tessera.train(config(Path("shapes")), run=tmp_path / "run")
+    tessera.resume(run, sets=["data.path=shapes", "tokenizer.steps=4"])
+    monkeypatch.chdir(tmp_path)
+    tessera.resume("run", sets=["tokenizer.steps=5"])
+    assert pipeline.resolve(str(run / "config.yaml")).data.path == str(folder)
+
+
+def test_a_change_is_kept_even_where_nothing_is_left_to_do(folder: Path, tmp_path: Path) -> None:
+    run = tessera.train(config(folder), run=tmp_path / "run")
+    tessera.resume(run, sets=["engine.keep_checkpoints=7"])
+    assert pipeline.resolve(str(run / "config.yaml")).engine.keep_checkpoints == 7
+
+
+def test_a_turn_that_never_starts_is_told(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    late = ("tokenizer.critic={widths: [8, 8], start_step: 50, warmup_steps: 10}",)
+    tessera.train(config(folder, steps=2, sets=late), run=tmp_path / "run")
+    assert "turn critic starts at step 40, so in 2 steps it never trains" in capsys.readouterr().err
+
+
+def test_the_flags_of_the_command_line_have_their_place_in_python(folder: Path, tmp_path: Path) -> None:
+    run = tessera.train("muse", data=folder, preset="tiny", steps=2, sets=list(SETS), run=tmp_path / "run")
+    assert (run / "tokenizer" / "checkpoints" / "latest").read_text() == "step-000002\n"
+    with pytest.raises(UserError, match="a config object is complete"):
+        tessera.train(config(folder), steps=2, run=tmp_path / "other")
