@@ -1,0 +1,31 @@
+"""The named cases of `tessera bench`: what is timed, at which size, and how many operations it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tessera.bench.images import encode_case, loader_case, train_case, train_default_case
+from tessera.bench.timing import device_facts
+from tessera.config import UserError, nearest
+
+CASES: dict[str, Callable[[Path | None], dict[str, Any]]] = {
+    "image.tokenizer.train": train_case,
+    "image.tokenizer.encode": encode_case,
+    "image.tokenizer.default": train_default_case,
+    "image.loader": loader_case,
+}
+
+
+def run_cases(names: Sequence[str], data: Path | None = None) -> Iterator[dict[str, Any]]:
+    """One row a case."""
+    for name in names:
+        if name not in CASES:
+            hint = nearest(name, CASES)
+            raise UserError(
+                f"no bench case is called {name!r}{f'; did you mean {hint!r}?' if hint else ''}; there are {', '.join(CASES)}"
+            )
+    facts = device_facts()
+    for name in names or CASES:
+        yield {"case": name, **CASES[name](data), **facts}
