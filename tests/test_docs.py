@@ -1,0 +1,84 @@
+"""What the documents say is run: the README's commands, the example of add-a-model, the generated reference."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tessera.cli import main
+from tessera.data.synth.shapes import write_shapes
+
+ROOT = Path(__file__).parents[1]
+QUICK = [
+    "--preset",
+    "tiny",
+    "--steps",
+    "2",
+    "--set",
+    "tokenizer.batch_size=4",
+    "tokenizer.model.widths=[8,8]",
+    "tokenizer.model.blocks=[1,1]",
+]
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    write_shapes(tmp_path / "photos", 24, 0, image_size=32)
+    write_shapes(tmp_path / "shapes", 24, 0, image_size=32)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "photos"
+
+
+def commands(text: str) -> list[list[str]]:
+    lines = re.findall(r"^ {4}(?:\.venv/bin/)?tessera (.*?)(?:\s+#.*)?$", text, flags=re.MULTILINE)
+    return [shlex.split(line) for line in lines]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/recipes/muse.md"])
+def test_every_command_runs(page: str, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = commands((ROOT / page).read_text(encoding="utf8"))
+    assert [words[0] for words in found] == ["data", "train", "train", "resume"]
+    for words in found:
+        extra = QUICK if words[0] == "train" else []
+        with pytest.raises(SystemExit) as end:
+            main([*words, *extra])
+        assert end.value.code == 0, (words, capsys.readouterr())
+        assert "next: " in capsys.readouterr().out, words
+
+
+def test_make_has_the_targets_of_the_readme() -> None:
+    named = set(re.findall(r"^ {4}make (\w+)", (ROOT / "README.md").read_text(encoding="utf8"), flags=re.MULTILINE))
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf8"), flags=re.MULTILINE))
+    assert named == {"demo", "test"}
+    assert named <= targets
+
+
+def test_the_example_of_add_a_model_trains_and_resumes(photos: Path) -> None:
+    page = (ROOT / "docs/add-a-model.md").read_text(encoding="utf8")
+    code = re.search(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    assert code is not None
+    names: dict[str, object] = {}
+    exec(compile(code[1].replace("steps=20", "steps=4"), "docs/add-a-model.md", "exec"), names)
+    run = names["run"]
+    assert isinstance(run, Path)
+    assert (run / "tokenizer" / "checkpoints" / "latest").read_text() == "step-000004\n"
+
+
+def test_the_config_reference_is_up_to_date() -> None:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (ROOT / "docs" / "config.md").read_text(encoding="utf8") == module.render(), "run `make docs`"
+
+
+def test_documents_name_files_that_exist() -> None:
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf8"), flags=re.DOTALL)
+        for link in re.findall(r"\]\(([^)#:]+)\)", prose):
+            assert (page.parent / link).exists(), f"{page.name} names {link}"
