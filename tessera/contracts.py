@@ -103,7 +103,7 @@ class Stage:
     needs: Mapping[str, str] = field(default_factory=dict)  # name -> hash of the checkpoint that training reads
     measure: LossFunction | None = None  # validation: parts and stats are summed over the whole split
     preview: Callable[[Nets, Nets, Any, Context], Preview] | None = None  # (raw nets, averaged nets, batch, context)
-    after: Callable[[Nets, Mapping[str, Tensor], int], None] = _nothing_after  # once an update, no gradients: codebook EMA
+    after: Callable[[Nets, Mapping[str, Tensor], int], None] = _nothing_after  # once a step, with the stats of its turns
     digest: Callable[[Mapping[str, Tensor]], dict[str, float]] = _empty_digest  # reduced sums -> numbers: code use
     compiled: tuple[type[nn.Module], ...] = ()  # module classes that engine.compile compiles
     checkpointed: tuple[type[nn.Module], ...] = ()  # module classes that engine.activation_checkpointing recomputes
