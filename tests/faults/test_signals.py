@@ -64,7 +64,9 @@ def test_under_torchrun_a_signal_saves_and_nobody_hangs(whom: str, shapes: Path,
         assert running.wait(30).code != 0
         assert time.monotonic() - sent < 20, "torchrun had to kill a rank that did not leave"
     step = int(checkpoints(tmp_path / "run")[-1].removeprefix("step-"))
-    assert f"tokenizer step {step} saved" in (tmp_path / "run" / "log.txt").read_text().splitlines()[-1]
+    saved, ended = (tmp_path / "run" / "log.txt").read_text().splitlines()[-2:]
+    assert f"tokenizer step {step} saved" in saved
+    assert f"ended: Stopped: stopped by SIGTERM after step {step}" in ended
 
 
 def test_a_signal_during_a_chore_waits_for_its_end(shapes: Path, tmp_path: Path) -> None:
