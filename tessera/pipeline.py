@@ -17,6 +17,7 @@ from torch import nn
 
 from tessera.batches import ImageBatch
 from tessera.config import Layer, UserError, build, difference, layer_of, nearest, parse_sets, read_yaml
+from tessera.config.base import plain
 from tessera.contracts import Recipe, Stage, Train
 from tessera.data.loader import ImageLoader
 from tessera.data.order import Cut
@@ -140,10 +141,7 @@ def refuse_inside(source: Source, run: Path) -> None:
 def resume(run: Path | str, *, sets: Sequence[str] = (), data: Any = None, stages: StageBuilders | None = None) -> Path:
     """Goes on where a run stopped, exactly. Needs nothing but its folder."""
     folder = Path(run)
-    if not (folder / "config.yaml").is_file():
-        raise UserError(f"{folder} is no run folder: it has no config.yaml; `tessera list` shows the runs in ./runs")
-    saved = read_yaml(folder / "config.yaml")
-    recipe = find_recipe(str(saved.values.get("recipe", "")))
+    recipe, saved = read_run(folder)
     old = build(recipe.config_type, [saved])
     config = with_absolute_path(build(recipe.config_type, [saved, parse_sets(sets)]))
     changes = difference(old, config)
@@ -151,14 +149,17 @@ def resume(run: Path | str, *, sets: Sequence[str] = (), data: Any = None, stage
     trains = pick(recipe.steps(config), None, stages)
     with _session(config) as (world, stop):
         source = open_source(config, data)
-        said = [f"changed: {key}: {in_yaml(before)} -> {in_yaml(after)}" for key, before, after in changes]
+        said = [f"changed: {key}: {plain(before)} -> {plain(after)}" for key, before, after in changes]
         _train_all(folder, config, trains, source, world, stop, said)
     return folder
 
 
-def in_yaml(value: object) -> object:
-    """A value as config files write it."""
-    return list(value) if isinstance(value, tuple) else value
+def read_run(folder: Path) -> tuple[Recipe, Layer]:
+    """The recipe of a run, and its saved values."""
+    if not (folder / "config.yaml").is_file():
+        raise UserError(f"{folder} is no run folder: it has no config.yaml; `tessera list` shows the runs in ./runs")
+    saved = read_yaml(folder / "config.yaml")
+    return find_recipe(str(saved.values.get("recipe", ""))), saved
 
 
 def refuse_changes(changes: Sequence[tuple[str, object, object]]) -> None:
@@ -173,13 +174,10 @@ def refuse_changes(changes: Sequence[tuple[str, object, object]]) -> None:
 
 @contextmanager
 def _session(config: Any) -> Iterator[tuple[World, StopFlag]]:
-    """Ranks joined, signals caught, numerics set; all undone at the end."""
+    """Ranks joined, signals caught, numerics set."""
     engine = config.engine
-    if engine.deterministic:
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.backends.cudnn.benchmark = False
-    else:
-        torch.backends.cudnn.benchmark = True  # shapes are few and fixed
+    torch.use_deterministic_algorithms(engine.deterministic, warn_only=True)
+    torch.backends.cudnn.benchmark = not engine.deterministic  # shapes are few and fixed
     torch.set_float32_matmul_precision("high" if engine.precision == "bf16" else "highest")
     torch.backends.cudnn.allow_tf32 = engine.precision == "bf16"
     with StopFlag() as stop:
@@ -346,7 +344,7 @@ class Estimate:
 
 
 def dry_run(config: Any, *, data: Any = None, stage: str | None = None, stages: StageBuilders | None = None) -> list[Estimate]:
-    """One real step of each stage on the user's data, every turn included; writes nothing."""
+    """One real step of each stage on the user's data, as its last step will be; writes nothing."""
     with _session(config) as (world, _):
         source = open_source(config, data)
         trains = pick(RECIPES[config.recipe].steps(config), stage, stages)
@@ -356,11 +354,11 @@ def dry_run(config: Any, *, data: Any = None, stage: str | None = None, stages: 
 def _try(config: Any, train: Train, source: Source, world: World) -> Estimate:
     stage, state, loader = prepare_stage(config, train, source, world)
     setting = Setting.of(world, train.steps, config.engine)
-    state.step = train.steps - 1  # the last step: every turn takes part by then
+    state.step = train.steps - 1  # the last step: every turn that ever starts takes part by then
     batches = loader.batches(0)
     try:
         micro_batches: list[ImageBatch] = [batch.to(world.device) for batch in next(batches)]
-        seconds, report = [], None
+        seconds = []
         for _ in range(3):  # the first one compiles and warms up
             start = time.perf_counter()
             report = train_step(state, stage, micro_batches, setting)
@@ -387,8 +385,7 @@ def _try(config: Any, train: Train, source: Source, world: World) -> Estimate:
 def load_nets(run: Path | str, stage: str, checkpoint: str = "latest") -> dict[str, nn.Module]:
     """The nets of a trained stage in eval mode on the CPU, averaged weights where there are any."""
     folder = Path(run)
-    saved = read_yaml(folder / "config.yaml")
-    recipe = find_recipe(str(saved.values.get("recipe", "")))
+    recipe, saved = read_run(folder)
     (train,) = pick(recipe.steps(build(recipe.config_type, [saved])), stage)
     home = folder / stage / "checkpoints"
     name = read_pointer(home / checkpoint)

@@ -49,11 +49,6 @@ PEER = ImageTokenizerStageConfig(
 """Widths, block plan and loss terms of the peer at dim=256: L1, VGG16, hinge with adaptive weight, penalty at every step."""
 
 
-def precision() -> str:
-    """bf16 where it is fast."""
-    return "bf16" if device().type == "cuda" else "fp32"
-
-
 def reduced() -> bool:
     """On a CPU the cases run at a fraction of their size, only to show that they run; the row says so."""
     return device().type == "cpu"
