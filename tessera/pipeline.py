@@ -17,7 +17,6 @@ from torch import nn
 
 from tessera.batches import ImageBatch
 from tessera.config import Layer, UserError, build, difference, layer_of, nearest, parse_sets, read_yaml
-from tessera.config.base import plain
 from tessera.contracts import Recipe, Stage, Train
 from tessera.data.loader import ImageLoader
 from tessera.data.order import Cut
@@ -149,7 +148,10 @@ def resume(run: Path | str, *, sets: Sequence[str] = (), data: Any = None, stage
     trains = pick(recipe.steps(config), None, stages)
     with _session(config) as (world, stop):
         source = open_source(config, data)
-        said = [f"changed: {key}: {plain(before)} -> {plain(after)}" for key, before, after in changes]
+        pairs = {
+            key: [list(v) if isinstance(v, tuple) else v for v in pair] for key, *pair in changes
+        }  # as config files write it
+        said = [f"changed: {key}: {before} -> {after}" for key, (before, after) in pairs.items()]
         _train_all(folder, config, trains, source, world, stop, said)
     return folder
 
