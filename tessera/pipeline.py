@@ -386,10 +386,9 @@ def _try(config: Any, train: Train, source: Source, world: World) -> Estimate:
 
 def load_nets(run: Path | str, stage: str, checkpoint: str = "latest") -> dict[str, nn.Module]:
     """The nets of a trained stage in eval mode on the CPU, averaged weights where there are any."""
-    folder = Path(run)
-    recipe, saved = read_run(folder)
+    recipe, saved = read_run(Path(run))
     (train,) = pick(recipe.steps(build(recipe.config_type, [saved])), stage)
-    home = folder / stage / "checkpoints"
+    home = Path(run) / stage / "checkpoints"
     name = read_pointer(home / checkpoint)
     if name is None:
         raise UserError(f"{home} has no checkpoint called {checkpoint!r}; train the stage first")
