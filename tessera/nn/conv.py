@@ -6,6 +6,7 @@ import math
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, nn
 
 
@@ -18,12 +19,49 @@ def initialise(conv: nn.Conv2d, gain: float = 1.0) -> nn.Conv2d:
     return conv
 
 
-def group_norm(width: int) -> nn.GroupNorm:
-    """At most 32 groups, of at least 4 channels where the width allows."""
-    groups = math.gcd(32, width)
-    while groups > 1 and width // groups < 4:
-        groups //= 2
-    return nn.GroupNorm(groups, width)
+class GroupNorm(nn.GroupNorm):
+    """At most 32 groups, of at least 4 channels where the width allows.
+
+    torch's own kernel for GPUs copies channels-last pictures to the other layout and back. When compiled, the same formula is
+    written out over a view and becomes one kernel with what surrounds it (forward and backward: 1.6 ms against 4.6 ms for
+    8 x 256 x 256 x 256 in bf16 on an H200).
+    """
+
+    def __init__(self, width: int) -> None:
+        groups = math.gcd(32, width)
+        while groups > 1 and width // groups < 4:
+            groups //= 2
+        super().__init__(groups, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """b c h w -> b c h w"""
+        if not torch.compiler.is_compiling():
+            return super().forward(x)
+        standard, _ = self.standardise(x)
+        return self.ungroup(standard, x) * self.weight.view(-1, 1, 1) + self.bias.view(-1, 1, 1)
+
+    def along(self, x: Tensor, direction: Tensor) -> Tensor:
+        """Derivative of the output at x along a direction; with z the standardised x and r its inverse deviation,
+        r (d - mean(d) - z mean(z d)), means over each group."""
+        standard, inverse_deviation = self.standardise(x)
+        d = self.group(direction)
+        d = d - d.mean((1, 3), keepdim=True) - standard * (standard * d).mean((1, 3), keepdim=True)
+        return self.ungroup(d * inverse_deviation, x) * self.weight.view(-1, 1, 1)
+
+    def standardise(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Zero mean and unit deviation over each group: b n g k, and the inverse deviation, b 1 g 1."""
+        x = self.group(x)
+        variance, mean = torch.var_mean(x, (1, 3), correction=0, keepdim=True)
+        inverse_deviation = torch.rsqrt(variance + self.eps)
+        return (x - mean) * inverse_deviation, inverse_deviation
+
+    def group(self, x: Tensor) -> Tensor:
+        """b (g k) h w -> b (h w) g k in fp32; a view of channels-last pictures."""
+        return rearrange(x.float(), "b (g k) h w -> b (h w) g k", g=self.num_groups)
+
+    def ungroup(self, x: Tensor, like: Tensor) -> Tensor:
+        """b (h w) g k -> b (g k) h w, in the given picture's kind of number."""
+        return rearrange(x, "b (h w) g k -> b (g k) h w", w=like.shape[-1]).to(like.dtype)
 
 
 class ResidualBlock(nn.Module):
@@ -31,7 +69,7 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, width: int, dropout: float = 0.0) -> None:
         super().__init__()
-        self.norm1, self.norm2 = group_norm(width), group_norm(width)
+        self.norm1, self.norm2 = GroupNorm(width), GroupNorm(width)
         self.conv1 = initialise(nn.Conv2d(width, width, 3, padding=1))
         self.conv2 = initialise(nn.Conv2d(width, width, 3, padding=1), gain=0)
         self.dropout = dropout
@@ -48,7 +86,7 @@ class Downsample(nn.Module):
 
     def __init__(self, width_in: int, width_out: int) -> None:
         super().__init__()
-        self.norm = group_norm(width_in)
+        self.norm = GroupNorm(width_in)
         self.conv = initialise(nn.Conv2d(width_in, width_out, 4, stride=2, padding=1))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -65,7 +103,7 @@ class Upsample(nn.Module):
 
     def __init__(self, width_in: int, width_out: int) -> None:
         super().__init__()
-        self.norm = group_norm(width_in)
+        self.norm = GroupNorm(width_in)
         self.conv = initialise(nn.Conv2d(width_in, width_out, 3, padding=1))
 
     def forward(self, x: Tensor) -> Tensor:

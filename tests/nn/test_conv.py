@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tessera.nn.conv import Downsample, ResidualBlock, Upsample, channels_last, group_norm, initialise, store_channels_last
+from tessera.nn.conv import Downsample, GroupNorm, ResidualBlock, Upsample, channels_last, initialise, store_channels_last
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
@@ -96,12 +96,34 @@ def test_dropout_only_in_training() -> None:
 
 
 def test_groups_of_a_norm() -> None:
-    chosen = {width: group_norm(width).num_groups for width in (4, 8, 12, 24, 32, 48, 64, 96, 128, 192, 256, 1024, 7)}
+    chosen = {width: GroupNorm(width).num_groups for width in (4, 8, 12, 24, 32, 48, 64, 96, 128, 192, 256, 1024, 7)}
     assert chosen == {4: 1, 8: 2, 12: 2, 24: 4, 32: 8, 48: 8, 64: 16, 96: 16, 128: 32, 192: 32, 256: 32, 1024: 32, 7: 1}
     for width, groups in chosen.items():
         assert width % groups == 0
         assert groups <= 32
         assert groups == 1 or width // groups >= 4
+
+
+@pytest.mark.parametrize("size", [(5, 3), (1, 1)])
+def test_the_norm_as_it_is_compiled_and_its_derivative(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    norm, x, direction = GroupNorm(24), noise(2, 24, *size), noise(2, 24, *size) * 3
+    nn.init.normal_(norm.weight), nn.init.normal_(norm.bias)
+    x, twin = channels_last(3 * x + 1).requires_grad_(True), (3 * x + 1).double().requires_grad_(True)
+
+    def by_torch(y: torch.Tensor) -> torch.Tensor:
+        return F.group_norm(y, norm.num_groups, norm.weight.double(), norm.bias.double(), norm.eps)
+
+    wanted, wanted_along = torch.func.jvp(by_torch, (twin,), (direction.double(),))
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    made, along = norm(x), norm.along(x, channels_last(direction))
+    torch.testing.assert_close(made, wanted.float(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(along, wanted_along.float(), rtol=1e-3, atol=1e-4)
+    assert made.is_contiguous(memory_format=torch.channels_last)
+    grads = torch.autograd.grad(made.square().sum() + along.sum(), [x, norm.weight, norm.bias])
+    expected = torch.autograd.grad(wanted.square().sum() + wanted_along.sum(), [twin, norm.weight, norm.bias])
+    for a, b in zip(grads, expected, strict=True):
+        torch.testing.assert_close(a, b.to(a.dtype), rtol=1e-3, atol=1e-3)
 
 
 def test_channels_last_is_kept_from_one_convolution_to_the_next() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from tessera.config import Config
-from tessera.nn.conv import channels_last, group_norm, initialise, store_channels_last
+from tessera.nn.conv import GroupNorm, channels_last, initialise, store_channels_last
 
 
 class PenaltyConfig(Config):
@@ -55,14 +56,32 @@ class Critic(nn.Module):
         self.first = initialise(nn.Conv2d(channels, config.widths[0], 5, padding=2))
         pairs = list(zip(config.widths[:-1], config.widths[1:], strict=True))
         self.convs = nn.ModuleList(initialise(nn.Conv2d(a, b, 4, stride=2, padding=1), gain=1.4) for a, b in pairs)
-        self.norms = nn.ModuleList(group_norm(b) for _, b in pairs)
+        self.norms = nn.ModuleList(GroupNorm(b) for _, b in pairs)
         self.mix = initialise(nn.Conv2d(config.widths[-1], config.widths[-1], 1), gain=1.4)
         self.out = initialise(nn.Conv2d(config.widths[-1], 1, 3, padding=1), gain=0)
         store_channels_last(self)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Any size from 2^(number of halvings) pixels up."""
-        h = F.leaky_relu(self.first(channels_last(images)), 0.2)
+    def forward(self, images: Tensor, direction: Tensor | None = None) -> Tensor:
+        """Any size from 2^(number of halvings) pixels up. With a direction, b c h w, twice as many rows come out:
+        the logits, then their derivatives along it, made of plain sums and products."""
+        h, d = channels_last(images), direction
+        h, d = bend(*convolve(self.first, h, d))
         for conv, norm in zip(self.convs, self.norms, strict=True):
-            h = F.leaky_relu(norm(conv(h)), 0.2)
-        return self.out(F.leaky_relu(self.mix(h), 0.2)).float()
+            assert isinstance(norm, GroupNorm)
+            h, d = convolve(conv, h, d)
+            h, d = bend(norm(h), None if d is None else norm.along(h, d))
+        h, d = convolve(self.out, *bend(*convolve(self.mix, h, d)))
+        return (h if d is None else torch.cat([h, d])).float()
+
+
+def convolve(conv: nn.Module, h: Tensor, d: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """A convolution, and its derivative at h along d: the same without the bias."""
+    assert isinstance(conv, nn.Conv2d)
+    if d is not None:
+        d = F.conv2d(d, conv.weight, None, conv.stride, conv.padding)
+    return conv(h), d
+
+
+def bend(h: Tensor, d: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Leaky ReLU, and its derivative at h along d."""
+    return F.leaky_relu(h, 0.2), None if d is None else torch.where(h > 0, d, 0.2 * d)

@@ -5,13 +5,14 @@ Every term is a mean over a picture's own values and a sum over pictures, so bat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from tessera.batches import ImageBatch
 from tessera.config import Config
@@ -82,13 +83,13 @@ class ImageLosses:
         """Hinge loss on the pictures that the tokenizer just made; now and then the penalty."""
         assert self.critic is not None
         critic, made = nets["critic"], context.handed["tokenizer"]
-        made_logits = critic(made).flatten(1)
         penalty, parts = self.critic.penalty, {}
         if penalty is not None and context.step % penalty.every == 0:
+            made_logits = critic(made).flatten(1)
             real_logits, squared_slope = judge_with_slope(critic, batch.images)
             parts["penalty"] = penalty.weight / 2 * penalty.every * squared_slope
         else:
-            real_logits = critic(batch.images).flatten(1)
+            made_logits, real_logits = critic(torch.cat([made, batch.images])).flatten(1).chunk(2)
         parts["hinge"] = F.relu(1 - real_logits).mean(1) + F.relu(1 + made_logits).mean(1)
         total = sum_of(parts)
         parts |= {"real_logit": real_logits.mean(1), "made_logit": made_logits.mean(1)}
@@ -133,13 +134,32 @@ def with_slope(value: Tensor, slope: Tensor, picture: Tensor) -> Tensor:
     return value.detach() + (slope * (picture - picture.detach())).flatten(1).sum(1)
 
 
-def judge_with_slope(critic: torch.nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits and the squared gradient of their mean at each picture. Eager: compiled modules have no second derivative."""
-    images = images.detach().requires_grad_(True)
-    with torch.compiler.set_stance("force_eager"):
-        logits = critic(images).flatten(1)
-        (slope,) = torch.autograd.grad(logits.mean(1).sum(), images, create_graph=True)
-    return logits, slope.flatten(1).square().sum(1)
+def judge_with_slope(critic: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits, and the squared gradient of their mean at each picture, |g|^2.
+
+    The gradient of |g|^2 with respect to the weights is that of 2 <g, d> with d = g held fixed, and <g, d> is a derivative along
+    a direction, which the critic computes beside its logits. So no gradient is differentiated: the critic stays compiled, and
+    torch's second derivative of a convolution, whose kernel is as large as the picture, is avoided (27 ms for one layer).
+    """
+    with frozen(critic):
+        leaf = images.detach().requires_grad_(True)
+        slope = slope_of(critic(leaf).flatten(1).mean(1), leaf)
+    logits, along = critic(images, slope).flatten(1).chunk(2)
+    product = along.mean(1)
+    return logits, slope.flatten(1).square().sum(1) + 2 * (product - product.detach())
+
+
+@contextlib.contextmanager
+def frozen(net: nn.Module) -> Iterator[None]:
+    """Without gradients of its parameters."""
+    held = [p for p in net.parameters() if p.requires_grad]
+    for parameter in held:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in held:
+            parameter.requires_grad_(True)
 
 
 def latent_sums(latents: Tensor, valid: Tensor) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from tessera.config import Config
-from tessera.nn.conv import Downsample, ResidualBlock, Upsample, channels_last, group_norm, initialise, store_channels_last
+from tessera.nn.conv import Downsample, GroupNorm, ResidualBlock, Upsample, channels_last, initialise, store_channels_last
 from tessera.nn.quantizers import FSQ, FSQConfig
 
 
@@ -67,7 +67,7 @@ class Encoder(nn.Module):
                 layers.append(Downsample(config.widths[level - 1], width))
             layers += [ResidualBlock(width, config.dropout) for _ in range(num_blocks)]
         self.layers = nn.Sequential(*layers)
-        self.norm = group_norm(config.widths[-1])
+        self.norm = GroupNorm(config.widths[-1])
         self.out = initialise(nn.Conv2d(config.widths[-1], config.quantizer.width, 1))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class Decoder(nn.Module):
             if level:
                 layers.append(Upsample(width, config.widths[level - 1]))
         self.layers = nn.Sequential(*layers)
-        self.norm = group_norm(config.widths[0])
+        self.norm = GroupNorm(config.widths[0])
         self.out = initialise(nn.Conv2d(config.widths[0], channels, 3, padding=1), gain=0)  # starts at mid-grey
 
     def forward(self, codes: Tensor) -> Tensor:

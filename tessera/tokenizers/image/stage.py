@@ -8,6 +8,7 @@ from torch import nn
 from tessera.config import Config, OptimConfig
 from tessera.contracts import Best, Stage, Turn
 from tessera.nn.conv import ResidualBlock
+from tessera.nn.perceptual import VGG16Distance
 from tessera.tokenizers.image.critic import Critic, CriticConfig
 from tessera.tokenizers.image.losses import ImageLossConfig, ImageLosses, follow_latents
 from tessera.tokenizers.image.model import Decoder, Encoder, ImageTokenizer, ImageTokenizerConfig
@@ -63,6 +64,6 @@ def build_stage(config: ImageTokenizerStageConfig, channels: int, perceptual: nn
         measure=losses.measure,
         after=follow_latents,
         digest=losses.digest,
-        compiled=(Encoder, Decoder, Critic),
+        compiled=(Encoder, Decoder, Critic, VGG16Distance),
         checkpointed=(ResidualBlock,),
     )
