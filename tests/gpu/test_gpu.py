@@ -41,7 +41,8 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def fitted(run: Path, data: Path, steps: int, *sets: str) -> list[dict[str, Any]]:
     """A whole run; its training lines."""
-    train(resolve("muse", preset="tiny", data=str(data), steps=steps, sets=[*SMALL, *sets]), run=run)
+    chosen = {item.split("=")[0]: item for item in (*SMALL, *sets)}  # the later one wins
+    train(resolve("muse", preset="tiny", data=str(data), steps=steps, sets=list(chosen.values())), run=run)
     return [line for line in read_metrics(run / "tokenizer" / "metrics.jsonl") if line["kind"] == "train"]
 
 
