@@ -1,34 +1,30 @@
-"""What the command line and Python users call: `resolve` a config, `train` it, `resume` a run, `dry_run` it first.
+"""What the command line and Python users call: `resolve` a config, `train` it, `resume` a run.
 
 Here the rooms meet: a recipe's stages, the data that feeds them, and the engine that trains them.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from tessera.batches import ImageBatch
 from tessera.config import Layer, UserError, build, difference, layer_of, nearest, parse_sets, read_yaml
 from tessera.contracts import Recipe, Stage, Train
 from tessera.data.loader import ImageLoader
 from tessera.data.order import Cut
 from tessera.data.sources import ImageFolder, Source, as_source
-from tessera.engine.checkpoint import newest_valid, point_back, read_json, read_pointer, read_weights, restore, sizes, sweep
-from tessera.engine.clock import peak_bytes
+from tessera.engine.checkpoint import newest_valid, point_back, read_json, read_pointer, read_weights, restore, sweep
 from tessera.engine.dist import World, join, leave
 from tessera.engine.loop import Fit, Job
 from tessera.engine.run import lock, new_run, write_config, write_environment
 from tessera.engine.signals import StopFlag
 from tessera.engine.state import TrainState, place
-from tessera.engine.step import Setting, train_step
 from tessera.engine.track import Journal
 from tessera.randomness import mix, mix_text
 from tessera.recipes import RECIPES
@@ -113,7 +109,7 @@ def train(
         config = build(type(config), [layer_of(config, "config"), Layer.of({"data": {"path": str(data)}}, "data")])
     config = with_absolute_path(config)
     trains = pick(RECIPES[config.recipe].steps(config), stage, stages)
-    with _session(config) as (world, stop):
+    with session(config) as (world, stop):
         source = open_source(config, data)
         refuse_inside(source, Path(run) if run else Path("runs"))
         made = world.together(lambda: new_run(config.recipe, Path(run) if run else None) if world.main else None)
@@ -146,7 +142,7 @@ def resume(run: Path | str, *, sets: Sequence[str] = (), data: Any = None, stage
     changes = difference(old, config)
     refuse_changes(changes)
     trains = pick(recipe.steps(config), None, stages)
-    with _session(config) as (world, stop):
+    with session(config) as (world, stop):
         source = open_source(config, data)
         pairs = {
             key: [list(v) if isinstance(v, tuple) else v for v in pair] for key, *pair in changes
@@ -175,7 +171,7 @@ def refuse_changes(changes: Sequence[tuple[str, object, object]]) -> None:
 
 
 @contextmanager
-def _session(config: Any) -> Iterator[tuple[World, StopFlag]]:
+def session(config: Any) -> Iterator[tuple[World, StopFlag]]:
     """Ranks joined, signals caught, numerics set."""
     engine = config.engine
     torch.use_deterministic_algorithms(engine.deterministic, warn_only=True)
@@ -327,58 +323,6 @@ def _resume_state(
         )
     journal.say(f"resumed from {path} at step {state.step}")
     return frozenset({path.name})
-
-
-# --- trying out
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """What one real step of a stage says about all of them."""
-
-    stage: str
-    parameters: dict[str, int]
-    peak_bytes: int
-    items_per_s: float
-    seconds: float  # for all steps of the stage
-    disk_bytes: int  # for the checkpoints that retention keeps
-    losses: dict[str, float]
-
-
-def dry_run(config: Any, *, data: Any = None, stage: str | None = None, stages: StageBuilders | None = None) -> list[Estimate]:
-    """One real step of each stage on the user's data, as its last step will be; writes nothing."""
-    with _session(config) as (world, _):
-        source = open_source(config, data)
-        trains = pick(RECIPES[config.recipe].steps(config), stage, stages)
-        return [_try(config, train, source, world) for train in trains]
-
-
-def _try(config: Any, train: Train, source: Source, world: World) -> Estimate:
-    stage, state, loader = prepare_stage(config, train, source, world)
-    setting = Setting.of(world, train.steps, config.engine)
-    state.step = train.steps - 1  # the last step: every turn that ever starts takes part by then
-    batches = loader.batches(0)
-    try:
-        micro_batches: list[ImageBatch] = [batch.to(world.device) for batch in next(batches)]
-        seconds = []
-        for _ in range(3):  # the first one compiles and warms up
-            start = time.perf_counter()
-            report = train_step(state, stage, micro_batches, setting)
-            losses = {turn.turn.name: turn.numbers()[f"{turn.turn.name}/loss"] for turn in report.turns}  # waits for the device
-            seconds.append(time.perf_counter() - start)
-    finally:
-        batches.close()
-    step = min(seconds[1:])
-    kept = config.engine.keep_checkpoints + 2  # best, and the one being written
-    return Estimate(
-        stage=train.name,
-        parameters={name: sum(p.numel() for p in net.parameters()) for name, net in stage.nets.items()},
-        peak_bytes=peak_bytes(world.device),
-        items_per_s=train.batch_size / step,
-        seconds=step * train.steps,
-        disk_bytes=sum(sizes(state)) * kept,
-        losses=losses,
-    )
 
 
 # --- what a run holds

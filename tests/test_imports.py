@@ -14,7 +14,7 @@ ROOT = Path(tessera.__file__).parent
 BASE = ("contracts", "batches", "config")
 ALL_BUT_CLI = (
     *BASE, "media", "nn", "text", "data", "tokenizers", "generators", "recipes", "engine", "sampling", "evals", "bench",
-    "pipeline", "demo",
+    "pipeline", "rehearsal", "demo",
 )  # fmt: skip
 
 # room -> what it may import besides itself. `engine.dist` is one module of a room, `engine` all of them.
@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "evals": ("sampling", "recipes", "data", "text", "nn", "engine", "media", *BASE),
     "bench": ALL_BUT_CLI,
     "pipeline": ALL_BUT_CLI,
+    "rehearsal": ALL_BUT_CLI,
     "demo": ALL_BUT_CLI,
     "cli": ("", *ALL_BUT_CLI),
     "": ("pipeline", "sampling"),  # tessera/__init__.py: what Python users call

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import tessera
-from tessera import pipeline
+from tessera import pipeline, rehearsal
 from tessera.batches import ImageBatch
 from tessera.config import OptimConfig, UserError, dump_yaml
 from tessera.contracts import Best, Context, Loss, Nets, Stage, Turn
@@ -196,7 +196,7 @@ def test_a_stage_in_the_place_of_ours(folder: Path, tmp_path: Path) -> None:
     assert not (run / "tokenizer" / "samples").exists()  # it has no preview
     tessera.resume(run, sets=["tokenizer.steps=31"], stages={"tokenizer": build_plain})
     assert (run / "tokenizer" / "checkpoints" / "latest").read_text() == "step-000031\n"
-    (estimate,) = pipeline.dry_run(config(folder), stages={"tokenizer": build_plain})
+    (estimate,) = rehearsal.dry_run(config(folder), stages={"tokenizer": build_plain})
     assert estimate.parameters == {"mine": 84}
 
 
@@ -305,7 +305,7 @@ def test_numbers_that_explode_stop_the_run_with_the_samples_named(folder: Path, 
 def test_a_dry_run_writes_nothing_and_foresees_the_disk(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     made = config(folder, sets=("engine.keep_checkpoints=1", "tokenizer.critic={widths: [8, 8], start_step: 2}"))
-    (estimate,) = pipeline.dry_run(made)
+    (estimate,) = rehearsal.dry_run(made)
     assert not list(tmp_path.iterdir())
     assert estimate.stage == "tokenizer"
     assert set(estimate.losses) == {"tokenizer", "critic"}

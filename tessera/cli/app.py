@@ -66,7 +66,9 @@ def train(
     if print_config:
         print(dump_yaml(config), end="")
     elif dry_run:
-        for estimate in pipeline.dry_run(config, stage=stage):
+        from tessera.rehearsal import dry_run as rehearse
+
+        for estimate in rehearse(config, stage=stage):
             print_estimate(estimate)
         options = {"data": data, "run": run, "preset": preset, "stage": stage, "steps": steps}
         flags = [part for name, value in options.items() if value is not None for part in (f"--{name}", str(value))]
