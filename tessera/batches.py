@@ -25,6 +25,10 @@ class Batch(Protocol):
     def positions(self) -> Tensor:
         """b int64 on the host: place in the endless stream of samples; noise is a function of it."""
 
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """A message for every sample that could not be read: another one is in its place, or it has no weight."""
+
     def to(self, device: torch.device) -> Self:
         """The same batch on a device, ready for a loss."""
 
@@ -37,10 +41,11 @@ class ImageBatch:
     """Pictures of one size, with their captions."""
 
     images: Tensor  # b c h w: uint8 on the host, float in [-1, 1] once moved
-    valid: Tensor  # b bool: False where a sample only fills up the last batch of a validation pass
+    valid: Tensor  # b bool: False where a sample only fills up the last batch of a validation pass, or could not be read
     positions: Tensor  # b int64, stays on the host
     keys: tuple[str, ...]
     captions: tuple[str | None, ...]
+    faults: tuple[str, ...] = ()  # path and reason of each sample that could not be read
 
     def to(self, device: torch.device) -> ImageBatch:
         """Moves without waiting and turns uint8 into [-1, 1]."""

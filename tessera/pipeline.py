@@ -259,7 +259,10 @@ def train_stage(folder: Path, config: Any, train: Train, source: Source, world: 
     for turn in stage.turns:
         if turn.start >= train.steps:
             journal.say(f"{train.name}: turn {turn.name} starts at step {turn.start}, so in {train.steps} steps it never trains")
-    job = Job(train.name, stage, loader, train.steps, train.batch_size, home, config.engine, facts, resumed)
+    job = Job(
+        train.name, stage, loader, train.steps, train.batch_size, home, config.engine, facts, resumed,
+        num_samples=len(loader.train), corrupt_budget=config.data.corrupt_budget,
+    )  # fmt: skip
     if not len(loader.held_out):
         journal.say(f"{train.name}: no sample falls into the validation split, so there is no validation and no best")
     Fit(job, state, world, journal, stop).run()

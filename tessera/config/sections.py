@@ -30,6 +30,9 @@ class DataConfig(Config):
     """Share of the groups held back for validation, chosen by a hash of the group key."""
     group_by: str | None = None
     """Column of the metadata whose value is the group key; samples of one group fall on one side of the split."""
+    corrupt_budget: float = Field(0.01, ge=0.0, le=1.0)
+    """Share of the samples that may turn out unreadable in training. Each is replaced by another and named in the log;
+    past this share the run stops with its state saved. 0 stops at the first."""
     workers: int = Field(2, ge=0, le=256)
     """Processes that read and decode; 0 reads in the training process."""
     prefetch: int = Field(4, ge=1, le=64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import signal
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,18 +20,21 @@ from tessera.data.sources import Source, split_indices
 from tessera.media.images import Pixels, UnreadableImage, fit
 from tessera.randomness import fraction, mix, mix_text, permute
 
+MOST_TRIES = 16  # samples drawn in the place of one that cannot be read; if half of all files were bad, one place in 65,000 fails
 WORKER_TIMEOUT_S = 300  # a worker that is silent for so long is dead or stuck; better an error than a hang
+_REPLACEMENT = mix_text("replacement")  # keeps these draws apart from all others
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One prepared picture on its way into a batch, or why there is none."""
+    """One prepared picture on its way into a batch."""
 
     key: str
     caption: str | None
     position: int
-    image: Pixels | None  # h w c uint8
-    fault: str = ""
+    image: Pixels  # h w c uint8; black where there is none
+    readable: bool = True
+    fault: str = ""  # path and reason of the sample that belongs here, where it could not be read
 
 
 class ImageLoader:
@@ -60,7 +63,7 @@ class ImageLoader:
         atexit.register(leave)  # an open stream: at its end Python would wait for workers that ignore its signal
         try:
             while True:
-                yield [_checked(next(stream)) for _ in range(num_micro)]
+                yield [next(stream) for _ in range(num_micro)]
         except (EOFError, ConnectionError) as error:  # which elsewhere mean that the user left
             raise RuntimeError("a worker of the loader died; if memory ran out, lower data.workers or data.prefetch") from error
         finally:
@@ -85,8 +88,8 @@ class ImageLoader:
 
     def _fixed_batch(self, picked: Indices, slots: Indices) -> ImageBatch:
         items = [prepare(self.source, self.config, int(picked[slot % len(picked)]), int(slot)) for slot in slots]
-        batch = _checked(collate(items))
-        return ImageBatch(batch.images, torch.from_numpy(slots < len(picked)), batch.positions, batch.keys, batch.captions)
+        batch = collate(items)
+        return replace(batch, valid=batch.valid & torch.from_numpy(slots < len(picked)))
 
     def _dataloader(self, first_step: int) -> DataLoader[Item]:
         workers = self.config.workers
@@ -112,7 +115,16 @@ class Prepared(Dataset[Item]):
         self.order = Order(len(indices), seed)
 
     def __getitem__(self, position: int) -> Item:
+        """The sample of a position; if it cannot be read, others drawn for that position, so that no batch is ever smaller."""
         epoch, place = self.order.locate(position)
+        first = item = self._prepare(place, epoch, position)
+        for attempt in range(MOST_TRIES):
+            if item.readable:
+                break
+            item = self._prepare(mix(self.seed, position, attempt, _REPLACEMENT) % len(self.indices), epoch, position)
+        return replace(item, fault=first.fault)
+
+    def _prepare(self, place: int, epoch: int, position: int) -> Item:
         index = int(self.indices[place])
         return prepare(self.source, self.config, index, position, draw=mix(self.seed, epoch, mix_text(self.source.key(index))))
 
@@ -122,10 +134,10 @@ def prepare(source: Source, config: DataConfig, index: int, position: int, draw:
     key, caption = source.key(index), source.caption(index)
     try:
         image = source.read(index)
-    except (UnreadableImage, UserError) as error:  # the latter from a user's own dataset
-        return Item(key, caption, position, None, str(error))
-    except OSError as error:
-        return Item(key, caption, position, None, f"{key}: {error}")
+    except (UnreadableImage, UserError, OSError) as error:  # UserError from a user's own dataset
+        blank = np.zeros((config.resolution, config.resolution, config.channels), np.uint8)
+        fault = f"{key}: {error}" if isinstance(error, OSError) else str(error)
+        return Item(key, caption, position, blank, readable=False, fault=fault)
     crop_x = crop_y = 0.5
     zoom = 1.0
     if draw is not None and config.crop == "random":
@@ -137,22 +149,16 @@ def prepare(source: Source, config: DataConfig, index: int, position: int, draw:
     return Item(key, caption, position, image)
 
 
-def collate(items: Sequence[Item]) -> ImageBatch | str:
-    """One batch, or the first fault: raising in a worker would bury the message under a traceback."""
-    pictures = []
-    for item in items:
-        if item.image is None:
-            return item.fault
-        pictures.append(torch.from_numpy(np.ascontiguousarray(item.image.transpose(2, 0, 1))))
-    return ImageBatch.stack(
-        pictures, [item.key for item in items], [item.caption for item in items], [item.position for item in items]
+def collate(items: Sequence[Item]) -> ImageBatch:
+    """One batch with its faults: raising in a worker would bury the message and bring the ranks out of step."""
+    batch = ImageBatch.stack(
+        [torch.from_numpy(np.ascontiguousarray(item.image.transpose(2, 0, 1))) for item in items],
+        [item.key for item in items],
+        [item.caption for item in items],
+        [item.position for item in items],
     )
-
-
-def _checked(batch: ImageBatch | str) -> ImageBatch:
-    if isinstance(batch, str):
-        raise UserError(f"{batch}; repair or remove it (`tessera data check` lists every such file)")
-    return batch
+    readable = torch.tensor([item.readable for item in items])
+    return replace(batch, valid=readable, faults=tuple(item.fault for item in items if item.fault))
 
 
 def end_workers(stream: Any) -> None:

@@ -75,7 +75,8 @@ def tensors_of(state: TrainState) -> dict[str, dict[str, Tensor]]:
 
 
 def _numbers_of(state: TrainState) -> dict[str, Any]:
-    return {"step": state.step, "seed": state.seed, "best": state.best, "best_step": state.best_step, "skips": state.skips}
+    names = ("step", "seed", "best", "best_step", "skips", "replaced")
+    return {name: getattr(state, name) for name in names}
 
 
 def restore(path: Path, state: TrainState) -> None:
@@ -88,6 +89,7 @@ def restore(path: Path, state: TrainState) -> None:
     numbers = read_json(path / "state.json")
     state.step, state.seed, state.skips = numbers["step"], numbers["seed"], numbers["skips"]
     state.best, state.best_step = numbers["best"], numbers["best_step"]
+    state.replaced = numbers.get("replaced", 0)  # which older checkpoints do not have
 
 
 def _fill(nets: Mapping[str, nn.Module], tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -209,7 +211,10 @@ def read_pointer(pointer: Path) -> str | None:
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """One safetensors file, flushed to the disk; tied tensors are written once a name."""
-    save_file({name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}, path)
+    try:
+        save_file({name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}, path)
+    except SafetensorError as error:  # its only reason here: the disk
+        raise OSError(f"{path.name}: {error}") from None
     with path.open("rb") as file:
         os.fsync(file.fileno())
 

@@ -6,9 +6,10 @@ Once a number is not finite the device refuses all further updates, so reading l
 
 from __future__ import annotations
 
+import shlex
 import signal
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,15 @@ from tessera.contracts import Context, Loader, Preview, Stage
 from tessera.engine.checkpoint import point, prune, save_checkpoint, step_name, write_json
 from tessera.engine.clock import Clock
 from tessera.engine.dist import World
+from tessera.engine.retention import needed_elsewhere
+from tessera.engine.run import unwritable
 from tessera.engine.signals import StopFlag
 from tessera.engine.state import TrainState
 from tessera.engine.step import Setting, StepReport, autocast, train_step
 from tessera.engine.track import Journal, Metrics
 from tessera.engine.validate import eval_mode, validate
+
+MOST_NAMED = 20  # unreadable files on the terminal; log.txt has all
 
 
 class NonFinite(Exception):
@@ -53,6 +58,8 @@ class Job:
     config: EngineConfig
     facts: Mapping[str, Any]  # goes into every manifest
     pinned: frozenset[str] = frozenset()  # checkpoints that retention spares: the one resumed from
+    num_samples: int = 0  # in the training set
+    corrupt_budget: float = 0.0  # share of the samples that may be unreadable
 
 
 class Fit:
@@ -61,49 +68,84 @@ class Fit:
     def __init__(self, job: Job, state: TrainState, world: World, journal: Journal, stop: StopFlag) -> None:
         self.job, self.state, self.world, self.journal, self.stop = job, state, world, journal, stop
         self.setting = Setting.of(world, job.steps, job.config)
-        self.metrics = Metrics(job.folder, job.config.trackers, state.step) if world.main else None
+        self.metrics = Metrics(job.folder, job.config.trackers, state.step, journal) if world.main else None
         self.clock = Clock(world.device, job.batch_size, state.step, job.steps)
-        self.unread: deque[StepReport] = deque()
+        self.unread: deque[tuple[StepReport, tuple[str, ...]]] = deque()  # with the faults of this rank's samples
         self.validation: Sequence[Batch] | None = None
+        self.signal: int | None = None  # that some rank received, known to all
+        self.named: dict[str, None] = {}  # faults of samples that the journal has told
+        self.spoilt = False  # more samples were unreadable than is allowed, known to all
 
     def run(self) -> None:
-        """Trains to the end. Raises `Stopped` on a signal, `NonFinite` where numbers break."""
+        """Trains to the end. Raises `Stopped` on a signal, `NonFinite` where numbers break, `UserError` on too many bad files."""
         batches = self.job.loader.batches(self.state.step)
         try:
             while self.state.step < self.job.steps:
-                with self.clock.waiting():
-                    micro_batches = [batch.to(self.world.device) for batch in next(batches)]
-                asked = (int(self.stop.signal == signal.SIGINT), int(self.stop.signal == signal.SIGTERM))
-                report = train_step(self.state, self.job.stage, micro_batches, self.setting, asked)
-                self.unread.append(report)
-                due = self.due()
-                number = self.read_reports(leave=0 if due or self.world.device.type == "cpu" else 1)
-                self.run_chores(due, report)
-                if number is not None:
-                    self.read_reports(leave=0)  # the newest step may be the one that broke
-                    self.save()
-                    raise Stopped(number, self.state.step)
-        except UserError:  # a file that cannot be read; with several ranks the others are in the middle of a step
-            if self.world.size == 1 and self.state.step:
-                self.read_reports(leave=0)
-                self.save()
-            raise
+                self.advance(batches)
+                if self.spoilt:
+                    self.save_last()
+                    raise self.over_budget("the state is saved")
+                if self.signal is not None:
+                    self.save_last()
+                    raise Stopped(self.signal, self.state.step)
         finally:
             batches.close()  # ends the workers now
             if self.metrics is not None:
                 self.metrics.close()
 
-    def read_reports(self, leave: int) -> int | None:
-        """Reads all but the newest `leave` reports; returns the signal that some rank received, if any."""
-        number = None
+    def advance(self, batches: Iterator[Sequence[Batch]]) -> None:
+        """One step and the chores after it."""
+        with self.clock.waiting():
+            micro_batches = [batch.to(self.world.device) for batch in next(batches)]
+        faults = tuple(fault for batch in micro_batches for fault in batch.faults)
+        asked = (int(self.stop.signal == signal.SIGINT), int(self.stop.signal == signal.SIGTERM), len(faults))
+        report = train_step(self.state, self.job.stage, micro_batches, self.setting, asked)
+        self.unread.append((report, faults))
+        due = self.due()
+        self.read_reports(leave=0 if due or self.world.device.type == "cpu" else 1)
+        self.run_chores(due, report)
+        if due - {"log"}:  # they take a while: a signal that came meanwhile need not wait for another step
+            received = [number for number in self.world.gather(self.stop.signal) if number is not None]
+            self.signal = max(received, default=self.signal)  # SIGTERM is the larger
+
+    def read_reports(self, leave: int) -> None:
+        """Reads all but the newest `leave` reports: signals, breaks and unreadable samples of all ranks."""
         while len(self.unread) > leave:
-            report = self.unread.popleft()
-            interrupts, terminations, broken = report.flags.read()
+            report, faults = self.unread.popleft()
+            interrupts, terminations, replaced, broken = report.flags.read()
+            if replaced:
+                self.count_replaced(report.step, faults, int(replaced))
+            if broken and self.spoilt:  # perhaps no sample was left at all
+                raise self.over_budget("the last checkpoint is intact")
             if broken:
                 self.refuse(report)
             if interrupts or terminations:
-                number = signal.SIGTERM if terminations else signal.SIGINT
-        return number
+                self.signal = signal.SIGTERM if terminations else signal.SIGINT
+
+    def count_replaced(self, step: int, faults: tuple[str, ...], replaced: int) -> None:
+        """Names the files and keeps the budget. Every rank knows the sum, so every rank gets here at the same step."""
+        self.state.replaced += replaced
+        gathered = [fault for faults_of_rank in self.world.gather(faults) for fault in faults_of_rank]
+        self.name_faults(gathered, f"{self.job.name} step {step}: another sample took the place of one that cannot be read")
+        seen = max(step * self.job.batch_size, self.job.num_samples)
+        self.spoilt = self.spoilt or self.state.replaced > self.job.corrupt_budget * seen
+
+    def name_faults(self, faults: Sequence[str], what: str) -> None:
+        """Each file once; after the first few only in log.txt."""
+        for fault in dict.fromkeys(faults):
+            if fault not in self.named:
+                (self.journal.say if len(self.named) < MOST_NAMED else self.journal.note)(f"{what}: {fault}")
+                self.named[fault] = None
+
+    def over_budget(self, left: str) -> UserError:
+        """What to say when too many samples could not be read."""
+        run = shlex.quote(str(self.job.folder.parent))
+        return UserError(
+            f"{self.state.replaced} samples could not be read and were replaced, up to step {self.state.step}: more than "
+            f"data.corrupt_budget={self.job.corrupt_budget:g} allows of {self.job.num_samples}; {left}. "
+            f"They are {shorten(list(self.named))}. `tessera data check` on the data folder lists every such file: "
+            f"repair or remove it, or raise data.corrupt_budget; then `tessera resume {run}`"
+        )
 
     def refuse(self, report: StepReport) -> None:
         """Says what broke; raises unless the update was to be skipped and few enough were."""
@@ -139,7 +181,7 @@ class Fit:
 
     def log(self, report: StepReport) -> None:
         """metrics.jsonl and the progress line. Numbers are those of this step, over the whole batch."""
-        numbers: dict[str, float] = {"samples": self.state.step * self.job.batch_size}
+        numbers: dict[str, float] = {"samples": self.state.step * self.job.batch_size, "replaced": self.state.replaced}
         for turn in report.turns:
             numbers |= turn.numbers()
         numbers |= self.job.stage.digest(report.stats)
@@ -153,6 +195,9 @@ class Fit:
         stage, state = self.job.stage, self.state
         if self.validation is None:
             self.validation = self.world.together(self.job.loader.validation)
+            own = [fault for batch in self.validation for fault in batch.faults]
+            left_out = [fault for faults in self.world.gather(own) for fault in faults]
+            self.name_faults(left_out, f"{self.job.name}: validation leaves out what cannot be read")
         if stage.measure is None or not self.validation:
             return False
         with self.clock.chore():
@@ -181,7 +226,10 @@ class Fit:
         with self.clock.chore():
             preview = self.world.together(lambda: self.make_preview(state.averaged_nets))
             if self.world.main:
-                write_preview(self.job.folder / "samples", state.step, preview)
+                try:
+                    write_preview(self.job.folder / "samples", state.step, preview)
+                except OSError as error:  # a picture less is no reason to stop; a checkpoint less is
+                    self.journal.say(f"{self.job.name} step {state.step}: no preview, it cannot be written: {error}")
 
     @torch.no_grad()
     def make_preview(self, averaged: Mapping[str, torch.nn.Module]) -> Preview:
@@ -189,20 +237,30 @@ class Fit:
         stage, state, device = self.job.stage, self.state, self.world.device
         assert stage.preview is not None
         batch = self.job.loader.preview().to(device)
+        self.name_faults(batch.faults, f"{self.job.name}: the preview shows black for what cannot be read")
         raw, smooth = {**state.nets, **stage.frozen}, {**averaged, **stage.frozen}
         with eval_mode(raw, self.setting.compiled), autocast(device, self.setting.precision):  # averages always are
             return stage.preview(raw, smooth, batch, Context(state.step, state.seed, batch.positions.to(device)))
+
+    def save_last(self) -> None:
+        """Before leaving early; the newest step may be one that broke."""
+        self.read_reports(leave=0)
+        self.save()
 
     def save(self) -> None:
         """Publishes a checkpoint, then deletes what is no longer kept."""
         folder = self.job.folder / "checkpoints"
 
         def write() -> None:
-            if self.world.main:
+            if not self.world.main:
+                return
+            try:
                 path = save_checkpoint(folder, self.state, self.job.facts)
                 if self.state.best_step == self.state.step:
                     point(folder / "best", path.name)
-                prune(folder, self.job.config.keep_checkpoints, set(self.job.pinned))
+                prune(folder, self.job.config.keep_checkpoints, {*self.job.pinned, *needed_elsewhere(folder)})
+            except OSError as error:
+                raise unwritable(folder / step_name(self.state.step), error) from None
 
         with self.clock.chore():
             self.world.together(write)
@@ -212,8 +270,14 @@ class Fit:
 def write_preview(folder: Path, step: int, preview: Preview) -> None:
     """`step-000500.png` and the JSON beside it."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{step_name(step)}.{preview.extension}").write_bytes(preview.content)
-    write_json(folder / f"{step_name(step)}.json", {"step": step, **preview.facts})
+    picture, facts = (folder / f"{step_name(step)}.{extension}" for extension in (preview.extension, "json"))
+    try:
+        picture.write_bytes(preview.content)
+        write_json(facts, {"step": step, **preview.facts})
+    except OSError:  # half a picture is none
+        picture.unlink(missing_ok=True)
+        facts.unlink(missing_ok=True)
+        raise
 
 
 def describe_break(report: StepReport, world: World) -> str:

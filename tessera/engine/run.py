@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import platform
+import shlex
 import sys
 from pathlib import Path
 from typing import Any, TextIO
@@ -45,6 +46,15 @@ def lock(run: Path) -> TextIO:
         raise UserError(f"{run} is being written by another process; wait for it, or stop it first") from None
     os.register_at_fork(after_in_child=file.close)  # or a loader's worker would hold on to it after our death
     return file
+
+
+def unwritable(path: Path, error: OSError) -> UserError:
+    """What to say when a file of the run cannot be written: the disk is full, a quota is reached, a right is missing."""
+    run = path.parents[2] if path.parent.name == "checkpoints" else path.parent
+    return UserError(
+        f"{path} cannot be written: {error.strerror or error}. What was saved before is intact. Make room, "
+        f"or keep less with engine.keep_checkpoints=1; then `tessera resume {shlex.quote(str(run))}`"
+    )
 
 
 def write_config(run: Path, config: Config) -> None:

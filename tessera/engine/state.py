@@ -29,6 +29,7 @@ class TrainState:
     best: float | None = None  # record of the stage's best metric
     best_step: int | None = None
     skips: int = 0  # updates left out in a row, with nonfinite: skip
+    replaced: int = 0  # samples that could not be read, over all ranks
     # ---
     broken: torch.Tensor | None = None  # on the device: 1 once a loss or gradient was not finite
     traced: set[str] = field(default_factory=set)  # turns whose graph was checked

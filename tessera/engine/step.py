@@ -49,7 +49,7 @@ class Sums:
 
     numbers: dict[str, Tensor]  # loss, weight and parts, fp64 scalars
     stats: dict[str, Tensor]  # Loss.stats, fp64
-    stops: Tensor  # how many ranks were asked to stop: by SIGINT, by SIGTERM
+    asked: Tensor  # the loop's own counts (`train_step`), summed over ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class StepReport:
 
     step: int  # the number of this update, from 1
     turns: list[TurnReport]
-    flags: Flags  # ranks stopped by SIGINT, by SIGTERM, and turns that broke
+    flags: Flags  # the loop's counts over all ranks, and turns that broke
 
     @property
     def stats(self) -> dict[str, Tensor]:
@@ -116,9 +116,12 @@ class StepReport:
 
 
 def train_step(
-    state: TrainState, stage: Stage, batches: Sequence[Batch], setting: Setting, stop: tuple[int, int] = (0, 0)
+    state: TrainState, stage: Stage, batches: Sequence[Batch], setting: Setting, asked: Sequence[int] = ()
 ) -> StepReport:
-    """One update per turn. Every turn sees the same micro-batches, so a critic judges what its generator just made."""
+    """One update per turn. Every turn sees the same micro-batches, so a critic judges what its generator just made.
+
+    `asked` are counts of the loop's own that ride along in the sum over ranks and come back in the report's flags.
+    """
     if setting.cuda_graphs:
         torch.compiler.cudagraph_mark_step_begin()  # what recorded graphs put out in the last step may be overwritten
     handed: list[dict[str, Any]] = [{} for _ in batches]
@@ -131,14 +134,14 @@ def train_step(
             for micro, batch in enumerate(batches):
                 seed_dropout(state, index, micro, setting.world)
                 losses.append(backward(state, stage, turn, batch, handed[micro], setting))
-        sums = reduce_losses(losses, setting.world, stop)
+        sums = reduce_losses(losses, setting.world, asked)
         done = update(state, stage, turn, sums, setting)
         totals = torch.stack([loss.total for loss in losses])
         reports.append(TurnReport(turn, sums, done, [batch.keys for batch in batches], totals))
     if not reports:
         raise ValueError(f"no turn of this stage is due at step {state.step}; one of them must start at 0 and run every step")
     broken = torch.stack([turn.update.broken for turn in reports]).sum(0, keepdim=True)
-    report = StepReport(state.step + 1, reports, Flags(torch.cat([reports[0].sums.stops, broken])))
+    report = StepReport(state.step + 1, reports, Flags(torch.cat([reports[0].sums.asked, broken])))
     finish(state, stage, report, setting)
     return report
 
@@ -157,7 +160,7 @@ def backward(state: TrainState, stage: Stage, turn: Turn, batch: Batch, handed: 
     return replace(loss, total=loss.total.detach(), hand=None)
 
 
-def reduce_losses(losses: Sequence[Loss], world: World, stop: tuple[int, int]) -> Sums:
+def reduce_losses(losses: Sequence[Loss], world: World, asked: Sequence[int] = ()) -> Sums:
     """Sums over micro-batches and ranks, all in one collective."""
     names = ["loss", "weight", *part_names(losses)]
     # fp64 before the stack: a bf16 total would round the number of targets
@@ -165,11 +168,11 @@ def reduce_losses(losses: Sequence[Loss], world: World, stop: tuple[int, int]) -
         [torch.stack([loss.total, loss.weight.double(), *map(loss.parts.__getitem__, names[2:])]) for loss in losses]
     )
     stats = {name: sum_of([loss.stats[name] for loss in losses]) for name in losses[0].stats}
-    asked = torch.tensor(stop, dtype=torch.float64).to(world.device, non_blocking=True)
-    flat = torch.cat([asked, scalars, *(value.flatten() for value in stats.values())])
-    asked, scalars, *rest = world.sum_(flat).split([2, len(names), *(value.numel() for value in stats.values())])
+    counts = torch.tensor(asked, dtype=torch.float64).to(world.device, non_blocking=True)
+    flat = torch.cat([counts, scalars, *(value.flatten() for value in stats.values())])
+    counts, scalars, *rest = world.sum_(flat).split([len(asked), len(names), *(value.numel() for value in stats.values())])
     summed = {name: part.view(stats[name].shape) for name, part in zip(stats, rest, strict=True)}
-    return Sums(dict(zip(names, scalars.unbind(), strict=True)), summed, asked)
+    return Sums(dict(zip(names, scalars.unbind(), strict=True)), summed, counts)
 
 
 def part_names(losses: Sequence[Loss]) -> list[str]:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import select
 import sys
 import time
 from collections.abc import Mapping
@@ -13,6 +14,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from tessera.config import UserError
+
+PIECE = 1000  # characters: in UTF-8 no more than the 4,096 bytes that a ready pipe takes at once
+SAY_PATIENCE_S = 0.5  # for a reader that is merely slow; progress lines do not wait
 
 
 class Journal:
@@ -24,19 +28,20 @@ class Journal:
         self._stream = stream or sys.stderr
         self._live = speaks and self._stream.isatty()
         self._open_line = False
+        self._descriptor = _descriptor(self._stream)
 
     def say(self, message: str) -> None:
         """A line that stays."""
         if not self._speaks:
             return
-        self._print(("\r\x1b[K" if self._open_line else "") + message + "\n")
+        self._print(("\r\x1b[K" if self._open_line else "") + message + "\n", patience_s=SAY_PATIENCE_S)
         self._open_line = False
         self.note(message)
 
     def note(self, message: str) -> None:
-        """Only to log.txt."""
+        """Only to log.txt; on a full disk the line is lost, and training goes on."""
         if self._speaks and self._path is not None:
-            with self._path.open("a", encoding="utf8") as file:
+            with contextlib.suppress(OSError), self._path.open("a", encoding="utf8") as file:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")
 
     def progress(self, line: str) -> None:
@@ -50,36 +55,72 @@ class Journal:
         else:
             self._print(line + "\n")
 
-    def _print(self, text: str) -> None:
-        """A reader that has left, as in `2>&1 | head`, does not stop training; log.txt goes on."""
-        with contextlib.suppress(BrokenPipeError):
-            print(text, end="", file=self._stream, flush=True)
+    def _print(self, text: str, patience_s: float = 0.0) -> None:
+        """Neither a reader that left, as in `2>&1 | head`, nor one that sleeps in front of a full pipe stops training."""
+        for start in range(0, len(text), PIECE):
+            if self._descriptor is not None and not _ready(self._descriptor, patience_s):
+                return  # log.txt has the message
+            with contextlib.suppress(OSError):  # a broken pipe, or a full disk behind `2> file`
+                print(text[start : start + PIECE], end="", file=self._stream, flush=True)
+
+
+def _descriptor(stream: TextIO) -> int | None:
+    """The number of a stream that the system knows; None for one that is only in memory."""
+    try:
+        return stream.fileno()
+    except (OSError, ValueError):  # closed, or io.UnsupportedOperation, which is both
+        return None
+
+
+def _ready(descriptor: int, patience_s: float) -> bool:
+    """Whether PIPE_BUF bytes, 4,096, can be written without waiting."""
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLOUT)
+        return bool(poll.poll(patience_s * 1000))
+    except OSError:
+        return True
 
 
 class Metrics:
     """metrics.jsonl of one stage, and the trackers that were asked for."""
 
-    def __init__(self, folder: Path, trackers: tuple[str, ...], first_step: int) -> None:
+    def __init__(self, folder: Path, trackers: tuple[str, ...], first_step: int, journal: Journal | None = None) -> None:
         self._path = folder / "metrics.jsonl"
         cut_back(self._path, first_step)
-        self._file = self._path.open("a", encoding="utf8")
+        self._file = self._path.open("ab", buffering=0)
+        self._pending = b""  # lines that the disk did not take yet
+        self._journal = journal
         self._board = _tensorboard(folder / "tensorboard", first_step) if "tensorboard" in trackers else None
 
     def write(self, step: int, kind: str, numbers: Mapping[str, float]) -> None:
         """One line; what is not finite becomes null, which JSON can say."""
         clean = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
-        self._file.write(json.dumps({"step": step, "kind": kind, **clean}) + "\n")
-        self._file.flush()
+        told = bool(self._pending)
+        self._pending += (json.dumps({"step": step, "kind": kind, **clean}) + "\n").encode()
+        self._flush(told)
         if self._board is not None:
-            for name, value in clean.items():
-                if value is not None:
-                    self._board.add_scalar(f"{kind}/{name}", value, step)
+            with contextlib.suppress(OSError):
+                for name, value in clean.items():
+                    if value is not None:
+                        self._board.add_scalar(f"{kind}/{name}", value, step)
+
+    def _flush(self, told: bool) -> None:
+        """A full disk delays lines and does not stop training: the next checkpoint will, if there is no room by then."""
+        try:
+            while self._pending:
+                self._pending = self._pending[self._file.write(self._pending) :]
+        except OSError as error:
+            if self._journal is not None and not told:
+                self._journal.say(f"{self._path} cannot be written: {error.strerror}; its lines wait until there is room")
 
     def close(self) -> None:
-        """Flushes and closes everything."""
+        """Writes what is left and closes everything."""
+        self._flush(told=False)
         self._file.close()
         if self._board is not None:
-            self._board.close()
+            with contextlib.suppress(OSError):
+                self._board.close()
 
 
 def cut_back(path: Path, step: int) -> None:

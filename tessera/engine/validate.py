@@ -25,7 +25,7 @@ def validate(nets: Nets, stage: Stage, batches: Sequence[Batch], step: int, seed
             context = Context(step, seed, batch.positions.to(device))
             with autocast(device, setting.precision):
                 losses.append(stage.measure(nets, moved, context))
-    sums = reduce_losses(losses, setting.world, (0, 0))
+    sums = reduce_losses(losses, setting.world)
     weight = sums.numbers["weight"]
     means: dict[str, Tensor] = {name: total / weight for name, total in sums.numbers.items() if name != "weight"}
     return {name: float(value) for name, value in means.items()} | stage.digest(sums.stats)

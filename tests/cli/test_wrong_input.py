@@ -134,7 +134,7 @@ def test_data_that_is_no_folder_of_images(tessera: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def test_an_unreadable_picture_stops_training_by_name(tessera: Run, tmp_path: Path, shapes: Path, tiny: list[str]) -> None:
+def test_too_many_unreadable_pictures_stop_training_by_name(tessera: Run, tmp_path: Path, shapes: Path, tiny: list[str]) -> None:
     (tmp_path / "pictures").mkdir()
     for picture in sorted((shapes / "train").glob("*.png"))[:8]:
         (tmp_path / "pictures" / picture.name).write_bytes(picture.read_bytes())

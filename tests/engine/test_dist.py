@@ -97,11 +97,11 @@ def test_two_equal_ranks_update_as_one(collective: Callable[[float], list[int]])
     sizes = collective(2.0)
     stage = gan()
     state = placed(stage)
-    report = train_step(state, stage, cut(points(0, 8), 2), Setting(World(1, 2, ALONE.device), 10), stop=(0, 1))
+    report = train_step(state, stage, cut(points(0, 8), 2), Setting(World(1, 2, ALONE.device), 10), asked=(0, 1, 0))
     for name, net in alone.nets.items():
         for key, value in net.named_parameters():
             torch.testing.assert_close(value, dict(state.nets[name].named_parameters())[key], rtol=0, atol=1e-6)
-    assert report.turns[0].sums.stops.tolist() == [0, 2]
+    assert report.turns[0].sums.asked.tolist() == [0, 2, 0]
     assert report.turns[0].numbers()["maker/weight"] == 2 * points(0, 8).count.sum()
     assert len(sizes) == 4, "one collective for the numbers and one for the gradients of each turn"
 

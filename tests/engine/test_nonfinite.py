@@ -193,10 +193,10 @@ class Late(Fit):
 
     calls = 0
 
-    def read_reports(self, leave: int) -> int | None:
-        newest = self.unread[-1].step if self.unread else 0
+    def read_reports(self, leave: int) -> None:
+        newest = self.unread[-1][0].step if self.unread else 0
         first_of_this_step, self.calls = newest != self.calls, newest
-        return super().read_reports(leave=1 if first_of_this_step and not self.due() else leave)
+        super().read_reports(leave=1 if first_of_this_step and not self.due() else leave)
 
 
 def test_a_signal_does_not_hide_a_break_of_the_newest_step(tmp_path: Path) -> None:

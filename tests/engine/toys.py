@@ -35,6 +35,7 @@ class Points:
     count: Tensor  # b
     positions: Tensor  # b int64
     keys: tuple[str, ...]
+    faults: tuple[str, ...] = ()
 
     def to(self, device: torch.device) -> Points:
         """Already there."""
