@@ -5,6 +5,7 @@ Here the rooms meet: a recipe's stages, the data that feeds them, and the engine
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -22,7 +23,8 @@ from tessera.data.sources import ImageFolder, Source, as_source
 from tessera.engine.checkpoint import newest_valid, point_back, read_json, read_pointer, read_weights, restore, sweep
 from tessera.engine.dist import World, join, leave
 from tessera.engine.loop import Fit, Job
-from tessera.engine.run import lock, new_run, write_config, write_environment
+from tessera.engine.lost import lost_rank
+from tessera.engine.run import lock, never_started, new_run, write_config, write_environment
 from tessera.engine.signals import StopFlag
 from tessera.engine.state import TrainState, place
 from tessera.engine.track import Journal
@@ -154,6 +156,11 @@ def resume(run: Path | str, *, sets: Sequence[str] = (), data: Any = None, stage
 
 def read_run(folder: Path) -> tuple[Recipe, Layer]:
     """The recipe of a run, and its saved values."""
+    if not (folder / "config.yaml").is_file() and never_started(folder):
+        raise UserError(
+            f"{folder} has no config.yaml: training never started in it; give its `tessera train` again, "
+            f"with --run {shlex.quote(str(folder))}, which may use it"
+        )
     if not (folder / "config.yaml").is_file():
         raise UserError(f"{folder} is no run folder: it has no config.yaml; `tessera list` shows the runs in ./runs")
     saved = read_yaml(folder / "config.yaml")
@@ -181,6 +188,11 @@ def session(config: Any) -> Iterator[tuple[World, StopFlag]]:
     with StopFlag() as stop:
         try:
             yield join(engine), stop
+        except RuntimeError as error:
+            lost = lost_rank(error, engine.timeout_s)
+            if lost is None:
+                raise
+            raise lost from None
         finally:
             leave()
             torch.use_deterministic_algorithms(False)

@@ -1,7 +1,11 @@
-"""Exit codes: 0 done, 2 the user's input is wrong, 3 non-finite numbers, 4 out of memory, 130 and 143 stopped by a signal."""
+"""Exit codes: 0 done, 2 the user's input is wrong, 3 non-finite numbers, 4 out of memory, 130 and 143 stopped by a signal.
+
+1 is another rank that was lost, whose own code says more, or with a traceback a bug of ours.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import sys
@@ -9,6 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 import typer
+
+# What a disk says when it is full, broken or not ours to write.
+DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM}
 
 # Of the click that typer was built with: newer versions carry their own and need no package of that name.
 UsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
@@ -46,6 +53,8 @@ def expected_code(error: Exception) -> int | None:
 
     if isinstance(error, UserError):
         return 2
+    if isinstance(error, OSError) and error.errno in DISK:
+        return 2
     if isinstance(error, MemoryError):
         return 4
     if "torch" not in sys.modules:
@@ -54,7 +63,10 @@ def expected_code(error: Exception) -> int | None:
 
     from tessera.engine.checkpoint import NonFiniteWeights
     from tessera.engine.loop import NonFinite, Stopped
+    from tessera.engine.lost import RankLost
 
+    if isinstance(error, RankLost):
+        return 1
     if isinstance(error, (NonFinite, NonFiniteWeights)):
         return 3
     if isinstance(error, torch.OutOfMemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):
@@ -77,6 +89,8 @@ def message_of(error: Exception, code: int) -> str:
             f"{error}. Look at those samples, lower the learning rate, or allow a few with engine.nonfinite=skip; "
             f"then `tessera resume {run} --set ...`"
         )
-    if code > 128:
+    if isinstance(error, OSError):
+        return f"{error.filename or 'a file'} cannot be used: {error.strerror}. Make room or correct its rights, then try again"
+    if code > 128 or code == 1:
         return f"{error}; go on with `tessera resume {run}`"
     return str(error)

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as torch_dist
@@ -78,10 +78,25 @@ def join(config: EngineConfig) -> World:
             "nccl" if device.type == "cuda" else "gloo",
             timeout=timedelta(seconds=config.timeout_s),
             device_id=device if device.type == "cuda" else None,
+            **store_of_restart(rank, size, config.timeout_s),
         )
     if size > 1 and torch_dist.get_world_size() != size:
         raise RuntimeError(f"asked for {size} ranks, the process group has {torch_dist.get_world_size()}")
     return World(rank, size, device)
+
+
+def store_of_restart(rank: int, size: int, timeout_s: int) -> dict[str, Any]:
+    """Arguments of init_process_group after `torchrun --max-restarts` has started the ranks anew on one machine.
+
+    torch 2.13 takes the same store again, with the addresses of the dead ranks in it, and cannot connect: we look beside them.
+    On several machines the launchers make a new store, and their counts of restarts differ.
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if attempt == "0" or os.environ.get("LOCAL_WORLD_SIZE") != str(size):
+        return {}
+    store, *_ = next(torch_dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s)))  # type: ignore[attr-defined]
+    beside = torch_dist.PrefixStore(f"attempt-{attempt}", store)  # type: ignore[attr-defined]
+    return {"store": beside, "rank": rank, "world_size": size}
 
 
 def leave() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import platform
 import shlex
+import socket
 import sys
 from pathlib import Path
 from typing import Any, TextIO
@@ -17,16 +19,25 @@ from tessera.config import Config, UserError, dump_yaml
 from tessera.engine.checkpoint import write_json, write_text
 from tessera.engine.dist import World
 
+NEVER_STARTED = {".lock", ".launch", ".config.tmp", "env.json", "log.txt"}  # written before config.yaml
+
 
 def new_run(name: str, wanted: Path | None) -> Path:
-    """Makes `wanted`, or the next free `runs/NAME-001`. Never an existing folder."""
+    """Makes `wanted`, or the next free `runs/NAME-001`; goes on with the run of this launch if torchrun has restarted us.
+
+    Never a folder that holds anything, but for what a start leaves that died before it had written its config.
+    """
+    if (own := restarted_run(name, wanted)) is not None:
+        return own
     number = 1
     while True:
         folder = wanted or Path("runs") / f"{name}-{number:03d}"
         try:
             folder.mkdir(parents=True)
-            return folder
+            break
         except FileExistsError:
+            if wanted is not None and never_started(wanted):
+                break
             if wanted is not None:
                 raise UserError(
                     f"{wanted} exists; a new run needs a new folder. To go on with it: tessera resume {wanted}"
@@ -34,11 +45,42 @@ def new_run(name: str, wanted: Path | None) -> Path:
             number += 1
         except OSError as error:
             raise UserError(f"{folder} cannot be made: {error.strerror}") from None
+    if (launch := launch_id()) is not None:
+        write_text(folder / ".launch", launch)
+    return folder
+
+
+def never_started(folder: Path) -> bool:
+    """Whether a folder is empty, or holds only what comes before the config."""
+    return folder.is_dir() and {path.name for path in folder.iterdir()} <= NEVER_STARTED
+
+
+def restarted_run(name: str, wanted: Path | None) -> Path | None:
+    """The folder that this launch made before `torchrun --max-restarts` started its ranks anew."""
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) == 0:
+        return None
+    for folder in [wanted] if wanted is not None else sorted(Path("runs").glob(f"{name}-*"), reverse=True):
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            if (folder / ".launch").read_text(encoding="utf8") == launch_id():
+                return folder
+    return None
+
+
+def launch_id() -> str | None:
+    """Names one call of torchrun, the same in all its restarts; None without torchrun."""
+    given = os.environ.get("TORCHELASTIC_RUN_ID")
+    if given is None:
+        return None
+    alone = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")  # on several machines rank 0 may move
+    return f"{given} {socket.gethostname()} {os.getppid()}" if alone else given  # the id may be the user's, used again and again
 
 
 def lock(run: Path) -> TextIO:
     """Takes the run's lock until the file is closed; the system releases it whatever way the process ends."""
-    file = (run / ".lock").open("w")
+    try:
+        file = (run / ".lock").open("w")
+    except OSError as error:
+        raise unwritable(run / ".lock", error) from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -28,9 +28,11 @@ def test_runs_are_numbered_and_never_reused(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_an_existing_folder_names_resume(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=rf"exists; a new run needs a new folder.*tessera resume {tmp_path}"):
         new_run("muse", tmp_path)
-    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="exists; a new run"):
+        new_run("muse", tmp_path / "file")
     with pytest.raises(UserError, match="cannot be made: Not a directory"):
         new_run("muse", tmp_path / "file" / "run")
 
