@@ -141,14 +141,16 @@ class Running:
             time.sleep(0.01)
 
 
-def start(arguments: Sequence[str], folder: Path, *, ranks: int = 1, script: Path | None = None, **environment: str) -> Running:
+def start(
+    arguments: Sequence[str], folder: Path, *, ranks: int = 1, script: Path | None = None, restarts: int = 0, **environment: str
+) -> Running:
     """`tessera ARGUMENTS`, by torchrun if there are several ranks. A script runs in the place of the program's module."""
     program = [str(script)] if script else ["-m", "tessera"]
     if ranks == 1:
         return Running([sys.executable, *program, *arguments], folder, environment)
     # torchrun would take --run for an abbreviation of its own --run-path; behind a lone -- it reads nothing
     program.insert(len(program) - 1, "--")
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), f"--max-restarts={restarts}"]
     return Running([sys.executable, *launcher, *program, *arguments], folder, environment)
 
 
@@ -183,7 +185,8 @@ def free_port() -> int:
 
 def train_arguments(data: Path, run_folder: Path, **sets: str | int | float) -> list[str]:
     """`train muse` of a very small model; double underscores stand for dots."""
-    values = TINY | {name.replace("__", "."): str(value) for name, value in sets.items()}
+    own = {name.replace("__", "."): str(value) for name, value in sets.items()}
+    values = {name: value for name, value in TINY.items() if not name.startswith(tuple(f"{section}." for section in own))} | own
     command = ["train", "muse", "--preset", "tiny", "--data", str(data), "--run", str(run_folder), "--set"]
     return [*command, *(f"{name}={value}" for name, value in values.items())]
 

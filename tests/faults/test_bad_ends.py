@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tessera.cli import main
 from tests.processes import check, checkpoints, differences, run, start, start_ranks, train_arguments
 
 HERE = Path(__file__).parent
@@ -26,8 +27,6 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
     """Runs a command that must end with code 2 and returns its one message."""
 
     def run_refused(*arguments: object) -> str:
-        from tessera.cli import main
-
         with pytest.raises(SystemExit) as ended:
             main([str(argument) for argument in arguments])
         captured = capsys.readouterr()
@@ -66,11 +65,12 @@ def test_a_bad_sample_on_one_rank_stops_all(value: str, shapes: Path, reference:
 
 def test_one_writer_a_run(shapes: Path, tmp_path: Path, refused: Refused) -> None:
     arguments = train_arguments(shapes, tmp_path / "run")
-    with start(["600", *arguments], tmp_path, script=HERE / "stall_preview.py") as first:
+    with start(["preview", "600", *arguments], tmp_path, script=HERE / "stall.py") as first:
         first.until(lambda: "stalling" in first.output)
         before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
         message = refused("resume", tmp_path / "run")
         assert f"{tmp_path / 'run'} is being written by another process" in message
+        assert f"{tmp_path / 'run'} exists" in refused(*arguments)
         assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
         assert first.process.poll() is None
 
@@ -92,8 +92,22 @@ def test_a_new_run_needs_a_new_folder_on_all_ranks(shapes: Path, finished: Path,
 
 def test_resume_wants_a_run(tmp_path: Path, refused: Refused) -> None:
     assert f"{tmp_path / 'nowhere'} is no run folder" in refused("resume", tmp_path / "nowhere")
-    (tmp_path / "empty").mkdir()
-    assert "no config.yaml" in refused("resume", tmp_path / "empty")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").touch()
+    assert "is no run folder: it has no config.yaml" in refused("resume", tmp_path / "other")
+
+
+def test_a_start_that_died_before_its_config_bars_no_way(shapes: Path, tmp_path: Path, refused: Refused) -> None:
+    run_folder = tmp_path / "run"
+    run_folder.mkdir()
+    for name in (".lock", "env.json", ".config.tmp", "log.txt"):
+        (run_folder / name).touch()
+        assert "training never started in it" in (message := refused("resume", run_folder))
+        assert f"--run {run_folder}" in message
+    with pytest.raises(SystemExit) as ended:
+        main(train_arguments(shapes, run_folder, tokenizer__steps=1))
+    assert ended.value.code == 0
+    assert checkpoints(run_folder) == ["step-000001"]
 
 
 # --- changes
@@ -147,22 +161,28 @@ def test_a_picture_that_becomes_unreadable(workers: int, shapes: Path, tmp_path:
         ended = check(running.wait(60), 2)
     message = ended.output.splitlines()[-1]
     assert message.startswith("tessera: ")
-    assert ".png" in message
+    assert "samples could not be read and were replaced" in message
+    assert ".png: " in message
     assert "repair or remove it" in message
+    assert "the state is saved" in message
     assert "Traceback" not in ended.output
     assert running.pids() == []
 
 
-def test_a_picture_that_one_rank_cannot_read(shapes: Path, tmp_path: Path) -> None:
-    """That rank says why; the other one is not left waiting."""
+def test_pictures_that_one_rank_cannot_read_stop_all_after_the_same_step(shapes: Path, tmp_path: Path) -> None:
     data = tmp_path / "shapes"
     shutil.copytree(shapes, data)
-    arguments = train_arguments(data, tmp_path / "run", tokenizer__steps=5000, engine__validate_every_steps=5000)
+    arguments = train_arguments(
+        data, tmp_path / "run", tokenizer__steps=5000, engine__validate_every_steps=5000, data__corrupt_budget=0
+    )
     with start_ranks(arguments, tmp_path, 2) as ranks:
         ranks[0].until_step(4)
         picture = next((data / "train").glob("*.png"))
         picture.unlink()
-        ends = [rank.wait(60) for rank in ranks]
-    (blamed,) = [ended for ended in ends if ended.code == 2]
-    assert f"tessera: {picture}: no such file" in blamed.output
-    assert all(ended.code for ended in ends)
+        ends = [check(rank.wait(60), 2) for rank in ranks]
+    messages = [ended.output.splitlines()[-1] for ended in ends]
+    assert messages[0] == messages[1], "the same step, and the file is named by both"
+    assert f"They are {picture}: no such file" in messages[0]
+    assert ends[0].output.count(str(picture)) == 2, "when it was replaced and at the end"
+    step = int(messages[0].partition("up to step ")[2].partition(":")[0])
+    assert checkpoints(tmp_path / "run")[-1] == f"step-{step:06d}"

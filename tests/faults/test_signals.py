@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tessera.engine.checkpoint import newest_valid
 from tests.processes import Ended, check, checkpoints, differences, run, start, start_ranks, train_arguments
 
-STALL_PREVIEW = Path(__file__).parent / "stall_preview.py"
+STALL = Path(__file__).parent / "stall.py"
 Reference = Callable[[int, int], Path]
 
 
@@ -69,19 +70,30 @@ def test_under_torchrun_a_signal_saves_and_nobody_hangs(whom: str, shapes: Path,
     assert f"ended: Stopped: stopped by SIGTERM after step {step}" in ended
 
 
-def test_a_signal_during_a_chore_waits_for_its_end(shapes: Path, tmp_path: Path) -> None:
-    with start(["1", *train_arguments(shapes, tmp_path / "run")], tmp_path, script=STALL_PREVIEW) as running:
-        running.until(lambda: "stalling" in running.output)  # at step 8
+@pytest.mark.parametrize(("place", "step"), [("preview", 8), ("validation", 8), ("save", 3)])
+def test_a_signal_during_a_chore_waits_for_its_end_and_for_no_more(place: str, step: int, shapes: Path, tmp_path: Path) -> None:
+    with start([place, "1", *train_arguments(shapes, tmp_path / "run")], tmp_path, script=STALL) as running:
+        running.until(lambda: "stalling" in running.output)
         running.send(signal.SIGTERM)
         ended = check(running.wait(30), 128 + signal.SIGTERM)
-    assert stopped_at(ended, "SIGTERM") == 9
-    assert checkpoints(tmp_path / "run")[-1] == "step-000009"
+    assert stopped_at(ended, "SIGTERM") == step
+    assert checkpoints(tmp_path / "run")[-1] == f"step-{step:06d}"
+    assert newest_valid(tmp_path / "run" / "tokenizer" / "checkpoints")[1] == []
+
+
+def test_a_signal_to_one_rank_during_a_chore_stops_all(shapes: Path, tmp_path: Path) -> None:
+    with start_ranks(["save", "1", *train_arguments(shapes, tmp_path / "run")], tmp_path, 2, STALL) as (main, other):
+        main.until(lambda: "stalling" in main.output)
+        other.send(signal.SIGTERM)
+        ends = [check(rank.wait(30), 128 + signal.SIGTERM) for rank in (main, other)]
+    assert [stopped_at(ended, "SIGTERM") for ended in ends] == [3, 3]
+    assert checkpoints(tmp_path / "run") == ["step-000003"]
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 def test_a_second_signal_leaves_at_once(name: str, shapes: Path, tmp_path: Path) -> None:
     arguments = train_arguments(shapes, tmp_path / "run", data__workers=2)
-    with start(["600", *arguments], tmp_path, script=STALL_PREVIEW) as running:
+    with start(["preview", "600", *arguments], tmp_path, script=STALL) as running:
         running.until(lambda: "stalling" in running.output)
         running.send(signal.SIGTERM)
         time.sleep(0.7)  # sooner it would count as the echo of the first

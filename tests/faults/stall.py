@@ -1,0 +1,27 @@
+"""`stall.py PLACE SECONDS ARGUMENTS`: the program, whose every preview, validation or save says `stalling` and takes so long."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tessera.cli import main
+from tessera.engine import loop
+
+NAMES = {"preview": "write_preview", "validation": "validate", "save": "save_checkpoint"}
+PLACE, SECONDS = sys.argv[1], float(sys.argv[2])
+
+
+def slow(function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(*arguments: Any) -> Any:
+        print("stalling", flush=True)
+        time.sleep(SECONDS)
+        return function(*arguments)
+
+    return wrapped
+
+
+setattr(loop, NAMES[PLACE], slow(getattr(loop, NAMES[PLACE])))
+main(sys.argv[3:])
