@@ -82,3 +82,15 @@ def test_documents_name_files_that_exist() -> None:
         prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf8"), flags=re.DOTALL)
         for link in re.findall(r"\]\(([^)#:]+)\)", prose):
             assert (page.parent / link).exists(), f"{page.name} names {link}"
+
+
+def test_every_promise_is_proved_by_a_test_that_exists() -> None:
+    page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf8")
+    rows = [line for line in page.splitlines() if line.startswith("| ") and "`" in line.rpartition(" | ")[2]]
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", page)
+    assert len(named) >= len(rows) > 30
+    for file, test in named:
+        source = (ROOT / "tests" / file).read_text(encoding="utf8")
+        assert f"\ndef {test}(" in source, f"reliability.md names {file}::{test}"
+        slow = re.search(rf"@pytest\.mark\.slow\ndef {test}\(", source) is not None
+        assert slow == (f"slow: `{file}::{test}`" in page), f"{test} is {'' if slow else 'not '}slow"

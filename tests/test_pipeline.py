@@ -237,8 +237,10 @@ def test_a_finished_run_says_so_and_a_change_of_data_is_told(
 
 def test_a_new_run_never_takes_an_existing_folder(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "notes.txt").touch()
     with pytest.raises(UserError, match="tessera resume"):
-        tessera.train(config(folder), run=tmp_path)
+        tessera.train(config(folder), run=tmp_path / "taken")
     assert [str(tessera.train(config(folder, steps=1))) for _ in range(2)] == ["runs/muse-001", "runs/muse-002"]
 
 
@@ -275,6 +277,21 @@ def test_unusual_configs_train(folder: Path, tmp_path: Path, sets: tuple[str, ..
 
 
 # ---- the rest
+
+
+def test_a_batch_larger_than_the_data_set(folder: Path, tmp_path: Path) -> None:
+    """It goes through the samples as often as it takes; none is left out and none invented."""
+    run = tessera.train(config(folder, steps=2, sets=("tokenizer.batch_size=70",)), run=tmp_path / "run")
+    lines = [line for line in read_metrics(run / "tokenizer" / "metrics.jsonl") if line["kind"] == "train"]
+    assert [line["tokenizer/weight"] for line in lines] == [70, 70]
+    assert [line["replaced"] for line in lines] == [0, 0]
+
+
+def test_an_empty_validation_split_is_told(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tessera.train(config(folder, steps=2, sets=("data.validation_fraction=0.0",)), run=tmp_path / "run")
+    assert "no sample falls into the validation split, so there is no validation and no best" in capsys.readouterr().err
+    assert {line["kind"] for line in read_metrics(run / "tokenizer" / "metrics.jsonl")} == {"train"}
+    assert not (run / "tokenizer" / "checkpoints" / "best").exists()
 
 
 def test_initial_weights_depend_on_the_seed_alone(folder: Path) -> None:

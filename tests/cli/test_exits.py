@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -19,6 +20,7 @@ from tessera.cli.exits import guarded
 from tessera.config import UserError
 from tessera.engine.checkpoint import NonFiniteWeights
 from tessera.engine.loop import NonFinite, Stopped
+from tessera.engine.lost import RankLost
 
 Run = Any  # the fixture `tessera`: arguments -> code, out, err
 
@@ -36,6 +38,12 @@ Run = Any  # the fixture `tessera`: arguments -> code, out, err
         (NonFiniteWeights("critic/out.weight holds"), 3, "tessera resume RUN"),
         (Stopped(signal.SIGTERM, 7), 143, "stopped by SIGTERM after step 7; state saved; go on with `tessera resume RUN`"),
         (Stopped(signal.SIGINT, 7), 130, "stopped by SIGINT"),
+        (RankLost("rank 0 lost another rank"), 1, "rank 0 lost another rank; go on with `tessera resume RUN`"),
+        (
+            OSError(28, "No space left on device", "r/env.json"),
+            2,
+            "r/env.json cannot be used: No space left on device.",
+        ),
         (UserError("found 3, expected 4"), 2, "tessera: found 3, expected 4"),
         (KeyboardInterrupt(), 130, ""),
     ],
@@ -126,6 +134,25 @@ def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
         os.close(writer)
     assert ended.returncode == 0
     assert ended.stderr == ""
+
+
+def test_training_goes_on_before_a_full_pipe(tmp_path: Path, shapes: Path, tiny: list[str]) -> None:
+    """The reader of our messages sleeps: `2>&1 | less`, or Ctrl-S on a terminal."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 4096)
+    os.set_blocking(writer, True)
+    try:
+        ended = process("train", "muse", "--data", shapes, "--run", "r", "--steps", 2, *tiny, cwd=tmp_path, stderr=writer)
+    finally:
+        os.close(writer)
+        os.close(reader)
+    assert ended.returncode == 0
+    assert "tessera resume r" in ended.stdout
+    assert (tmp_path / "r" / "tokenizer" / "checkpoints" / "latest").read_text() == "step-000002\n"
+    assert "validation" in (tmp_path / "r" / "log.txt").read_text()
 
 
 def test_training_goes_on_without_a_reader(tmp_path: Path, shapes: Path, tiny: list[str]) -> None:

@@ -6,17 +6,19 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
-from toys import ALONE, gan, placed, points, setting
+from toys import ALONE, gan, placed, points, setting, train
 
 from tessera.config import OptimConfig, UserError
 from tessera.engine import clock
 from tessera.engine.clock import Clock, duration
 from tessera.engine.run import lock, new_run, write_config, write_environment
 from tessera.engine.step import train_step
+from tessera.engine.track import read_metrics
 
 
 def test_runs_are_numbered_and_never_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,6 +98,25 @@ def test_the_clock_leaves_chores_out(monkeypatch: pytest.MonkeyPatch) -> None:
     now[0] += 1
     assert watch.read(15)["time/wait_share"] == 0
     assert watch.read(15)["time/items_per_s"] == 0, "no step since, and no division by zero"
+
+
+@pytest.mark.parametrize("jump", [-1e9, 1e9, float("nan")])
+def test_a_clock_that_jumps_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
+    """The time of day is set while training runs: rates, the ETA and signals go by clocks that cannot be set."""
+    real, calls = time.time, iter(range(10**9))
+    monkeypatch.setattr(time, "time", lambda: real() + jump * next(calls))
+    _, done = train(tmp_path, 3, validate_every_steps=1, preview_every_steps=1, save_every_steps=1)
+    lines = [line for line in read_metrics(tmp_path / "metrics.jsonl") if line["kind"] == "train"]
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert all(0 < line["time/step_ms"] < 60_000 and 0 <= line["time/wait_share"] <= 1 for line in lines)
+    assert done.job.steps == 3
+
+
+def test_nobody_asks_for_the_time_of_day() -> None:
+    """But for what stands in front of the lines of log.txt."""
+    sources = {path: path.read_text(encoding="utf8") for path in Path(clock.__file__).parents[1].rglob("*.py")}
+    assert len(sources) > 30
+    assert [path for path, text in sources.items() if "time.time(" in text or "datetime.now(" in text] == []
 
 
 def test_the_progress_line(monkeypatch: pytest.MonkeyPatch) -> None:

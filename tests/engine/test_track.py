@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -11,6 +12,7 @@ import select
 import struct
 import sys
 import termios
+import time
 from io import StringIO
 from pathlib import Path
 
@@ -170,3 +172,49 @@ def test_a_reader_that_left_does_not_stop_the_run(tmp_path: Path) -> None:
     assert [line.split()[-1] for line in (tmp_path / "log.txt").read_text().splitlines()] == ["first", "third"]
     os.dup2(os.open(os.devnull, os.O_WRONLY), writer)  # or closing would complain about what it still holds
     stream.close()
+
+
+def test_a_reader_that_sleeps_does_not_stop_the_run(tmp_path: Path) -> None:
+    """A full pipe, as behind `| less` or a terminal after Ctrl-S: lines are left out there, and none in log.txt."""
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb") as behind, os.fdopen(writer, "w", buffering=1) as stream:
+        journal = Journal(tmp_path / "log.txt", stream=stream)
+        os.set_blocking(writer, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writer, b"x" * 4096)
+        os.set_blocking(writer, True)
+        start = time.monotonic()
+        journal.say("said")
+        for _ in range(50):
+            journal.progress("a line of progress " * 200)
+        assert time.monotonic() - start < 5
+        behind.read1(2**20)
+        journal.say("long " * 2000)
+        assert behind.read1(2**20).count(b"long") == 2000
+    assert [line.split()[2] for line in (tmp_path / "log.txt").read_text().splitlines()] == ["said", "long"]
+
+
+def test_lines_wait_for_room_on_a_full_disk(tmp_path: Path) -> None:
+    stream = StringIO()
+    metrics = Metrics(tmp_path, (), 0, Journal(tmp_path / "log.txt", stream=stream))
+    real, metrics._file = metrics._file, open("/dev/full", "ab", buffering=0)  # noqa: SIM115
+    metrics.write(1, "train", {"loss": 1.0})
+    metrics.write(2, "train", {"loss": 2.0})
+    assert stream.getvalue().count("metrics.jsonl cannot be written: No space left on device; its lines wait") == 1
+    assert (tmp_path / "metrics.jsonl").read_bytes() == b""
+    metrics._file.close()
+    metrics._file = real
+    metrics.write(3, "train", {"loss": 3.0})
+    metrics.close()
+    assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+
+
+def test_a_disk_that_stays_full_is_no_traceback(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path, (), 0)
+    metrics._file.close()
+    metrics._file = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
+    metrics.write(1, "train", {"loss": 1.0})
+    metrics.close()
+    journal = Journal(Path("/dev/full"), stream=StringIO())
+    journal.say("lost")
