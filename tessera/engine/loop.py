@@ -142,9 +142,9 @@ class Fit:
         run = shlex.quote(str(self.job.folder.parent))
         seen = max(self.state.step * self.job.batch_size, self.job.num_samples)
         return UserError(
-            f"{self.state.replaced} samples could not be read and were replaced, up to step {self.state.step}: more than "
+            f"samples that could not be read and were replaced up to step {self.state.step}: {self.state.replaced}, more than "
             f"data.corrupt_budget={self.job.corrupt_budget:g} allows of {seen}; {left}. "
-            f"They are {shorten(list(self.named))}. `tessera data check` on the data folder lists every such file: "
+            f"Unreadable: {shorten(list(self.named))}. `tessera data check` on the data folder lists every such file: "
             f"repair or remove it, or raise data.corrupt_budget; then `tessera resume {run}`"
         )
 

@@ -70,8 +70,8 @@ def test_past_the_budget_it_stops_with_the_state_saved(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         run(tmp_path, state, stage, budget=0.01, steps=50, loader=Stream(change=spoilt(3, 6)))
     message = str(caught.value)
-    assert message.startswith("2 samples could not be read and were replaced, up to step 7: more than data.corrupt_budget=0.01")
-    assert "allows of 100; the state is saved. They are 0-0.png: cut off." in message
+    assert message.startswith("samples that could not be read and were replaced up to step 7: 2, more than data.corrupt_budget=")
+    assert "=0.01 allows of 100; the state is saved. Unreadable: 0-0.png: cut off." in message
     assert "tessera data check" in message
     assert f"tessera resume {tmp_path.parent}" in message
     assert [path.name for path in list_checkpoints(tmp_path / "checkpoints")] == ["step-000007"]
@@ -83,7 +83,7 @@ def test_past_the_budget_it_stops_with_the_state_saved(tmp_path: Path) -> None:
 
 def test_a_budget_of_zero_stops_at_the_first(tmp_path: Path) -> None:
     stage = gan()
-    with pytest.raises(UserError, match="1 samples could not be read and were replaced, up to step 4"):
+    with pytest.raises(UserError, match="replaced up to step 4: 1, more than"):
         run(tmp_path, placed(stage), stage, budget=0, steps=9, loader=Stream(change=spoilt(3)))
 
 
@@ -96,7 +96,7 @@ def test_counted_across_a_resume(tmp_path: Path) -> None:
     resumed = placed(stage)
     restore(tmp_path / "checkpoints" / "step-000005", resumed)
     assert resumed.replaced == 1
-    with pytest.raises(UserError, match="up to step 7"):
+    with pytest.raises(UserError, match="up to step 7: 2"):
         run(tmp_path, resumed, stage, budget=0.01, steps=9, loader=Stream(change=spoilt(3, 6)))
     run(tmp_path, resumed, stage, budget=0.01, steps=9)
     assert (resumed.step, resumed.replaced) == (9, 2)
@@ -119,7 +119,7 @@ def test_a_batch_without_a_readable_sample_is_no_update(tmp_path: Path) -> None:
 
     stage = gan()
     state = placed(stage)
-    with pytest.raises(UserError, match=r"8 samples could not be read .* the last checkpoint is intact"):
+    with pytest.raises(UserError, match=r"up to step 3: 8, .* the last checkpoint is intact"):
         run(tmp_path, state, stage, budget=0.01, steps=9, loader=Stream(change=nothing), save_every_steps=2)
     assert [path.name for path in list_checkpoints(tmp_path / "checkpoints")] == ["step-000002"]
     kept = placed(gan())

@@ -161,7 +161,7 @@ def test_a_picture_that_becomes_unreadable(workers: int, shapes: Path, tmp_path:
         ended = check(running.wait(60), 2)
     message = ended.output.splitlines()[-1]
     assert message.startswith("tessera: ")
-    assert "samples could not be read and were replaced" in message
+    assert "samples that could not be read and were replaced up to step" in message
     assert ".png: " in message
     assert "repair or remove it" in message
     assert "the state is saved" in message
@@ -182,7 +182,7 @@ def test_pictures_that_one_rank_cannot_read_stop_all_after_the_same_step(shapes:
         ends = [check(rank.wait(60), 2) for rank in ranks]
     messages = [ended.output.splitlines()[-1] for ended in ends]
     assert messages[0] == messages[1], "the same step, and the file is named by both"
-    assert f"They are {picture}: no such file" in messages[0]
+    assert f"Unreadable: {picture}: no such file" in messages[0]
     assert ends[0].output.count(str(picture)) == 2, "when it was replaced and at the end"
     step = int(messages[0].partition("up to step ")[2].partition(":")[0])
     assert checkpoints(tmp_path / "run")[-1] == f"step-{step:06d}"
