@@ -198,8 +198,8 @@ class Fit:
         folder = self.job.folder / "checkpoints"
 
         def write() -> None:
+            path = save_checkpoint(folder, self.state, self.job.facts, writes=self.world.main)
             if self.world.main:
-                path = save_checkpoint(folder, self.state, self.job.facts)
                 if self.state.best_step == self.state.step:
                     point(folder / "best", path.name)
                 prune(folder, self.job.config.keep_checkpoints, set(self.job.pinned))

@@ -65,5 +65,6 @@ def build_stage(config: ImageTokenizerStageConfig, channels: int, perceptual: nn
         after=follow_latents,
         digest=losses.digest,
         compiled=(Encoder, Decoder, Critic, VGG16Distance),
+        sharded=(Encoder, Decoder),
         checkpointed=(ResidualBlock,),
     )
