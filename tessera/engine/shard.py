@@ -25,9 +25,9 @@ def shard_net(net: nn.Module, units: tuple[type[nn.Module], ...], device: torch.
     net.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # FSDP2 slices no other layout
     mesh = init_device_mesh(device.type, (torch_dist.get_world_size(),))
     for module in inner:
-        fully_shard(module, mesh=mesh)
+        fully_shard(module, mesh=mesh, reshard_after_forward=True)
     if not all(map(sharded, net.parameters())):
-        fully_shard(net, mesh=mesh)
+        fully_shard(net, mesh=mesh, reshard_after_forward=True)
     for unit in units_of(net):
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)

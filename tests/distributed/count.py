@@ -29,8 +29,8 @@ def count(data: str, world: World, parallel: str, micro: int) -> dict[str, int]:
     stage, state, loader = pipeline.prepare_stage(config, train, pipeline.open_source(config), world)
     setting = step.Setting.of(world, train.steps, config.engine)
     batches = loader.batches(0)
-    step.train_step(state, stage, next(batches), setting)
-    micro_batches = next(batches)
+    step.train_step(state, stage, [batch.to(world.device) for batch in next(batches)], setting)
+    micro_batches = [batch.to(world.device) for batch in next(batches)]
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
         step.train_step(state, stage, micro_batches, setting)
     return Counter(event.name.removeprefix("c10d::") for event in recorded.events() if event.name.startswith("c10d::"))
