@@ -184,3 +184,10 @@ def test_micro_batches_send_no_gradients_but_the_last(workshop: Path, shapes: Pa
     assert all(one[name] == four[name] == 2 for name in scattered)
     gathered = [name for name in one if "allgather" in name]
     assert all(four[name] == 4 * one[name] for name in gathered)
+
+
+@pytest.mark.slow
+def test_slices_of_compiled_and_recomputed_blocks(workshop: Path, shapes: Path) -> None:
+    alone = train(workshop, shapes, 1, 10, 8)
+    more = {"engine__parallel": "shard", "engine__activation_checkpointing": "true", "engine__compile": "true"}
+    assert_same_losses(train(workshop, shapes, 2, 5, 8, **more), alone)
