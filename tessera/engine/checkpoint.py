@@ -229,8 +229,9 @@ def read_pointer(pointer: Path) -> str | None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """One safetensors file, flushed to the disk."""
+    """One safetensors file, flushed to the disk, as readable as its folder: the library itself would keep it to its owner."""
     save_file(dict(tensors), path)
+    path.chmod(path.parent.stat().st_mode & 0o666)
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
