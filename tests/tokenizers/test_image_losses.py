@@ -44,7 +44,7 @@ def cut(whole: ImageBatch, start: int, stop: int) -> ImageBatch:
 
 
 def losses(critic: CriticConfig | None = CRITIC, l1: float = 1.0, l2: float = 1.0) -> ImageLosses:
-    return ImageLosses(ImageLossConfig(l1=l1, l2=l2), critic, MODEL.quantizer.vocab_size)
+    return ImageLosses(ImageLossConfig(l1=l1, l2=l2), critic)
 
 
 def at(step: int, handed: dict[str, Any] | None = None) -> Context:
