@@ -92,7 +92,7 @@ def to_sphere(z: Tensor) -> Tensor:
 
 def per_sample(values: Tensor) -> Tensor:
     """b ... -> b, means."""
-    return values.flatten(1).mean(1)
+    return values.reshape(len(values), -1).mean(1)
 
 
 def commitment(prepared: Tensor, codes: Tensor) -> Tensor:

@@ -90,38 +90,40 @@ class VQ(Quantizer):
 
     @torch.no_grad()
     def sums(self, prepared: Tensor, ids: Tensor, valid: Tensor) -> dict[str, Tensor]:
-        """Of each code: number of vectors, their sum, their summed squared distance from it. fp64, so that the order of summing
-        does not show."""
-        flat, weights, vectors = ids.flatten(), token_weights(ids, valid).double(), prepared.flatten(0, -2).double()
-        errors = (vectors - self.decode(flat)).square().sum(-1)
+        """Of the vectors of each code: number, sum, sum of squared lengths. fp64, so that the order of summing does not show."""
+        weights, vectors = token_weights(ids, valid).double()[:, None], prepared.flatten(0, -2).double()
+        rows = torch.cat([torch.ones_like(weights), vectors.square().sum(-1, keepdim=True), vectors], dim=-1) * weights
         zeros = torch.zeros(self.vocab_size, self.width + 2, dtype=torch.float64, device=ids.device)
-        rows = torch.cat([torch.ones_like(errors)[:, None], errors[:, None], vectors], dim=-1) * weights[:, None]
-        added = zeros.index_add_(0, flat, rows)
-        return {"code_count": added[:, 0], "code_error": added[:, 1], "code_sum": added[:, 2:]}
+        added = zeros.index_add_(0, ids.flatten(), rows)
+        return {"count": added[:, 0], "square": added[:, 1], "sum": added[:, 2:]}
 
     @torch.no_grad()
     def follow(self, sums: Mapping[str, Tensor], step: int) -> None:
         """Moving averages with Laplace smoothing, then restarts. The plain mean of the first steps, then a moving one."""
         share = max(1 - self.config.decay, 1 / (step + 1))
-        self.count.lerp_(sums["code_count"].float(), share)
-        self.total.lerp_(sums["code_sum"].float(), share)
+        self.count.lerp_(sums["count"].float(), share)
+        self.total.lerp_(sums["sum"].float(), share)
         whole, small = self.count.sum(), 1e-5
         smooth = (self.count + small) / (whole + small * self.vocab_size) * whole
         self.codebook.copy_(self.on_shell(self.total / smooth.clamp(min=1e-12)[:, None]))
-        self.restart(sums)
+        number = sums["count"].clamp(min=1)
+        self.restart((sums["square"] - sums["sum"].square().sum(-1) / number).clamp(min=0), number)
 
-    def restart(self, sums: Mapping[str, Tensor]) -> None:
-        """The i-th dead code goes beside the living code of the i-th largest error, off by the deviation of its vectors."""
+    def restart(self, error: Tensor, number: Tensor) -> None:
+        """The i-th dead code goes beside the living code of the i-th largest error, off by the deviation of its vectors.
+
+        error: summed squared distance of a code's vectors from their mean; number: how many there are.
+        """
         average = self.count.mean()
         dead = self.count < self.config.restart_below * average
-        error = torch.where(dead, -1.0, sums["code_error"])
-        busy = error.argsort(descending=True, stable=True)
+        busy = torch.where(dead, -1.0, error).argsort(descending=True, stable=True)
         donor = busy[(dead.cumsum(0) - 1).clamp(min=0) % (~dead).sum().clamp(min=1)]
-        deviation = (sums["code_error"] / sums["code_count"].clamp(min=1) / self.width).sqrt().float()
+        deviation = (error / number / self.width).sqrt().float()
         beside = self.codebook[donor] + deviation[donor, None] * torch.randn_like(self.codebook)
         self.codebook.copy_(torch.where(dead[:, None], self.on_shell(beside), self.codebook))
-        self.count.copy_(torch.where(dead, average, self.count))  # as much time as an average code to find its vectors
-        self.total.copy_(torch.where(dead[:, None], self.codebook * average, self.total))
+        trial = 2 * self.config.restart_below * average  # it may halve before the code is dead again
+        self.count.copy_(torch.where(dead, trial, self.count))
+        self.total.copy_(torch.where(dead[:, None], self.codebook * trial, self.total))
         self.restarted.copy_(dead.sum())
 
     def on_shell(self, codes: Tensor) -> Tensor:
