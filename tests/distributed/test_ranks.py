@@ -44,12 +44,19 @@ class Trained:
         return {step: [key for rank in self.ranks for key in rank["keys"][step]] for step in self.ranks[0]["keys"]}
 
 
-def train(workshop: Path, shapes: Path, ranks: int, steps: int, batch_size: int, micro: int | None = None) -> Trained:
-    """A run of `steps`, made once."""
-    path = workshop / f"{ranks} ranks {steps} steps {batch_size} of {micro}"
+def train(
+    workshop: Path, shapes: Path, ranks: int, steps: int, batch_size: int, micro: int | None = None, quantizer: str = ""
+) -> Trained:
+    """A run of `steps`, made once; with another quantizer in the place of FSQ where one is named."""
+    path = workshop / f"{ranks} ranks {steps} steps {batch_size} of {micro}{quantizer and ' other'}"
     records = path.with_name(f"{path.name} records")
     sets = {**PLAIN, "tokenizer__steps": steps, "tokenizer__batch_size": batch_size, "engine__micro_batch_size": micro or "null"}
     arguments = [str(records), *train_arguments(shapes, path, **sets)]
+    if quantizer:
+        levels = next(
+            index for index, argument in enumerate(arguments) if argument.startswith("tokenizer.model.quantizer.levels")
+        )
+        arguments[levels] = f"tokenizer.model.quantizer={quantizer}"
     made_once(path, lambda: check(run(arguments, workshop, ranks=ranks, script=HERE / "record.py")))
     return Trained(path, records)
 
@@ -105,6 +112,15 @@ def test_five_steps(batch_size: int, micro: int | None, workshop: Path, shapes: 
     assert_ranks_agree(two, 2)
     assert two.keys() == {step: keys for step, keys in alone.keys().items() if int(step) <= 5}
     assert len(two.losses()) == 5 + 4, "the critic's turn begins at the second step"
+
+
+def test_five_steps_of_a_codebook(workshop: Path, shapes: Path) -> None:
+    """It moves and restarts its codes by sums over all ranks and micro-batches."""
+    chain = "{kind: residual, num_quantizers: 2, quantizer: {kind: vq, codes: 32, width: 4}}"
+    alone, two = (train(workshop, shapes, ranks, 5, 7, micro, chain) for ranks, micro in ((1, None), (2, 2)))
+    assert_same_losses(two, alone)
+    assert_ranks_agree(two, 2)
+    assert max(line.get("tokenizer/codes_restarted", 0) for line in alone.metrics) > 0
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
