@@ -113,7 +113,7 @@ def mean_choice(probs: Tensor, weights: Tensor) -> Tensor:
 
 def choices(probs: Tensor) -> Tensor:
     """n g independent bits -> n 2^g probabilities of all their values, the first bit lowest."""
-    joint = torch.ones_like(probs[:, :1]) if probs.shape[-1] else probs.new_ones(probs.shape[0], 1)
+    joint = probs.new_ones(len(probs), 1)
     for bit in probs.unbind(-1):
         joint = torch.cat([joint * (1 - bit[:, None]), joint * bit[:, None]], dim=-1)
     return joint

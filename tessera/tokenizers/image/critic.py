@@ -41,7 +41,7 @@ class CriticConfig(Config):
     warmup_steps: int = Field(500, ge=0)
     """How many steps before start_step the critic itself begins to learn."""
     loss: Literal["hinge", "bce"] = "hinge"
-    """Hinge, or the logistic loss whose first form for the tokenizer does not saturate (bce)."""
+    """`hinge`, or `bce`: the logistic loss, for the tokenizer in the form that does not saturate."""
     weight: float = Field(0.1, gt=0)
     """Weight of the adversarial term; with adaptive, a share of the reconstruction's pull."""
     adaptive: bool = False
@@ -77,7 +77,7 @@ class PastLogits(nn.Module):
         self.register_buffer("made", torch.zeros(()))
 
     def penalty(self, real_logits: Tensor, made_logits: Tensor) -> Tensor:
-        """b n logits of each -> b (Tseng et al. 2021, eq. 3): real ones near the past made ones, and the other way round."""
+        """b n logits of each -> b (Tseng et al. 2021, R_LC): real ones near the past made ones, and the other way round."""
         apart = (real_logits - self.made).square().mean(1) + (made_logits - self.real).square().mean(1)
         return self.config.weight * apart
 
