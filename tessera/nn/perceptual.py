@@ -106,7 +106,7 @@ def load_vgg16(path: Path) -> VGG16Distance:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """A safetensors file, or the reason why it is none."""
     if not path.is_file():
-        raise UserError(f"perceptual.path: there is no file {path}; name a VGG16 as safetensors, or set perceptual=null")
+        raise UserError(f"perceptual.path: there is no file {path}; name a VGG16 as safetensors, or set loss.perceptual=null")
     if path.suffix in (".pth", ".pt", ".bin", ".ckpt", ".pkl"):
         raise UserError(f'perceptual.path: {path.name} is a pickle, which can run code; convert it once: python -c "{CONVERT}"')
     try:

@@ -127,7 +127,7 @@ def test_the_mean_choice_is_a_distribution(bits: int) -> None:
 
 def test_entropy_gradients_against_all_codes() -> None:
     z = vectors(2, 9, 5).requires_grad_(True)
-    quantizer = lfq(5, commitment=0, diversity=2, entropy=0.3)
+    quantizer = lfq(5, commitment=0, diversity=2, entropy=0.3, temperature=1.0)
     (ours,) = torch.autograd.grad(quantizer(z).terms["entropy"].sum(), z)
     prepared = quantizer.prepare(z)
     own, mean = enumerated(prepared.flatten(0, 1), ONES(18), 1.0)

@@ -28,7 +28,7 @@ class VQConfig(Config):
     """Entries of the codebook."""
     width: int = Field(8, ge=2)
     """Channels of the latent and of a code. Few, so that all codes are in use (Yu et al. 2021)."""
-    decay: float = Field(0.99, ge=0, lt=1)
+    decay: float = Field(0.98, ge=0, lt=1)
     """Of the codebook's moving averages, each step."""
     restart_below: float = Field(0.1, gt=0, lt=1)
     """A code used less than this share of the average use is moved beside a busy one."""
