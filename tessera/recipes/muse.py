@@ -16,6 +16,7 @@ from tessera.config import Config, DataConfig, EngineConfig, OptimConfig
 from tessera.contracts import Context, Nets, Preview, Recipe, Stage, Train
 from tessera.media.images import encode_png
 from tessera.media.sheets import sheet
+from tessera.nn.perceptual import load_vgg16
 from tessera.nn.quantizers import FSQConfig
 from tessera.nn.similarity import psnr
 from tessera.tokenizers.image.critic import CriticConfig
@@ -126,7 +127,10 @@ def steps(config: MuseConfig) -> Sequence[Train]:
     """The stages in the order in which they train."""
 
     def build_tokenizer() -> Stage:
-        return replace(build_stage(config.tokenizer, config.data.channels), preview=preview_reconstructions)
+        wanted = config.tokenizer.loss.perceptual
+        perceptual = None if wanted is None else load_vgg16(wanted.path)
+        stage = build_stage(config.tokenizer, config.data.channels, perceptual)
+        return replace(stage, preview=preview_reconstructions)
 
     return [
         Train(name="tokenizer", batch_size=config.tokenizer.batch_size, steps=config.tokenizer.steps, build=build_tokenizer),

@@ -45,10 +45,12 @@ class Trained:
 
 
 def train(
-    workshop: Path, shapes: Path, ranks: int, steps: int, batch_size: int, micro: int | None = None, **more: str | int
-) -> Trained:
-    """A run of `steps`, made once."""
-    path = workshop / f"{ranks} ranks {steps} steps {batch_size} of {micro} {' '.join(map(str, more.values()))}".strip()
+    workshop: Path, shapes: Path, ranks: int, steps: int, batch_size: int, micro: int | None = None, quantizer: str = "",
+    **more: str | int,
+) -> Trained:  # fmt: skip
+    """A run of `steps`, made once; with another quantizer in the place of FSQ where one is named."""
+    name = f"{ranks} ranks {steps} steps {batch_size} of {micro}{quantizer and ' other'} {' '.join(map(str, more.values()))}"
+    path = workshop / name.strip()
     records = path.with_name(f"{path.name} records")
     sets = {
         **PLAIN,
@@ -57,6 +59,11 @@ def train(
         "engine__micro_batch_size": micro or "null",
     } | more
     arguments = [str(records), *train_arguments(shapes, path, **sets)]
+    if quantizer:
+        levels = next(
+            index for index, argument in enumerate(arguments) if argument.startswith("tokenizer.model.quantizer.levels")
+        )
+        arguments[levels] = f"tokenizer.model.quantizer={quantizer}"
     made_once(path, lambda: check(run(arguments, workshop, ranks=ranks, script=HERE / "record.py")))
     return Trained(path, records)
 
@@ -113,6 +120,15 @@ def test_five_steps(batch_size: int, micro: int | None, workshop: Path, shapes: 
     assert_ranks_agree(two, 2)
     assert two.keys() == {step: keys for step, keys in alone.keys().items() if int(step) <= 5}
     assert len(two.losses()) == 5 + 4, "the critic's turn begins at the second step"
+
+
+def test_five_steps_of_a_codebook(workshop: Path, shapes: Path) -> None:
+    """It moves and restarts its codes by sums over all ranks and micro-batches."""
+    chain = "{kind: residual, num_quantizers: 2, quantizer: {kind: vq, codes: 32, width: 4}}"
+    alone, two = (train(workshop, shapes, ranks, 5, 7, micro, chain) for ranks, micro in ((1, None), (2, 2)))
+    assert_same_losses(two, alone)
+    assert_ranks_agree(two, 2)
+    assert max(line.get("tokenizer/codes_restarted", 0) for line in alone.metrics) > 0
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
