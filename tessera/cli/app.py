@@ -85,6 +85,23 @@ def resume(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder
     finish(pipeline.resume(run, sets=sets or ()))
 
 
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder; it may still be training.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="A new folder for the export.")],
+    checkpoint: Annotated[str, typer.Option(metavar="NAME", help="latest, best or step-N.")] = "latest",
+) -> None:
+    """Write what use needs of a run into a folder that travels: weights, config, model card."""
+    from tessera.sampling.package import export_run
+
+    export_run(run, out, checkpoint)
+    for file in sorted(path for path in out.rglob("*") if path.is_file()):
+        print(f"{file}  {file.stat().st_size:,} bytes")
+    print(f"the licence in {out / 'README.md'} is yours to write")
+    code = f'import tessera; tessera.load({json.dumps(str(out))}).reconstruct("PICTURE")[0].save("reconstruction.png")'
+    print(f"next: python -c {shlex.quote(code)}")
+
+
 @data_app.command("check")
 def data_check(path: Annotated[Path, typer.Argument(help="A folder of images.")], as_json: AsJson = False) -> None:
     """Open every file and say what is there: counts, sizes, captions, rejects with reasons."""
@@ -189,7 +206,8 @@ def finish(run: Path) -> None:
     pictures = sorted(run.glob("*/samples/*.png"))
     if pictures:
         print(f"pictures: {pictures[-1]}")
-    print(f"next: tessera resume {shlex.quote(str(run))} --set tokenizer.steps=N   to train longer")
+    name = shlex.quote(str(run))
+    print(f"next: tessera export {name} --out DIR   or   tessera resume {name} --set tokenizer.steps=N   to train longer")
 
 
 def spread_sets(arguments: Sequence[str]) -> list[str]:
