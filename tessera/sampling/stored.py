@@ -27,7 +27,7 @@ from tessera.engine.checkpoint import (
     read_weights,
     step_name,
 )  # fmt: skip
-from tessera.recipes import RECIPES, find_recipe
+from tessera.recipes import find_recipe
 
 EXPORT_FORMAT = 1
 RETRIES = 3  # a run in progress may delete an old checkpoint while it is read
@@ -147,30 +147,38 @@ def open_export(folder: Path) -> Stored:
     """An export whose files are those of its manifest."""
     facts = read_json(folder / "config.json")
     refuse_newer(folder, facts)
-    stages, values = facts.get("stages"), facts.get("config")
-    if not isinstance(stages, dict) or not isinstance(values, dict) or facts.get("recipe") not in RECIPES:
+    name, stages, values = facts.get("recipe"), facts.get("stages"), facts.get("config")
+    sound = isinstance(stages, dict) and all(map(_is_stage, stages, stages.values()))
+    if not isinstance(stages, dict) or not sound or not isinstance(values, dict) or not isinstance(name, str):
         raise UserError(
-            f"{folder / 'config.json'} is not that of an export: expected keys format, recipe ({', '.join(RECIPES)}), "
-            f"stages and config; found {', '.join(map(repr, facts)) or 'none'}"
+            f"{folder / 'config.json'} is not that of an export: expected format, recipe, config and stages, each with its "
+            f"step, nets and averaged; export the run again"
         )
-    refuse_damage(folder, ["config.json", *(f"{name}/model.safetensors" for name in stages)])
-    recipe = RECIPES[facts["recipe"]]
+    refuse_damage(folder, ["config.json", *(f"{stage}/model.safetensors" for stage in stages)])
+    recipe = find_recipe(name)
     try:
         config = build(recipe.config_type, [Layer.of(values, str(folder / "config.json"))])
-    except UserError as error:
+    except (UserError, RecursionError) as error:
         raise UserError(f"{error}\n(written by tessera {facts.get('tessera')}, this is {our_version()})") from None
     trains = {train.name: train for train in recipe.steps(config)}
-    if unknown := [name for name in stages if name not in trains]:
+    if unknown := [stage for stage in stages if stage not in trains]:
         raise UserError(
-            f"{folder} has stages {unknown}, recipe {recipe.name} {list(trains)}; a newer tessera may have written it"
+            f"{folder} has stages {unknown}, recipe {name} has {list(trains)}; it was written by tessera {facts.get('tessera')}, "
+            f"this is {our_version()}"
         )
-    found = {name: _read_stage(folder / name, train, stages[name]) for name, train in trains.items() if name in stages}
+    found = {stage: _read_stage(folder / stage, train, stages[stage]) for stage, train in trains.items() if stage in stages}
     return Stored(folder, recipe, config, found)
+
+
+def _is_stage(name: str, facts: Any) -> bool:
+    """A name that cannot lead out of the folder, and the facts that an export gives."""
+    known = isinstance(facts, dict) and isinstance(facts.get("step"), int)
+    return name.isidentifier() and known and all(isinstance(facts.get(key), list) for key in ("nets", "averaged"))
 
 
 def _read_stage(folder: Path, train: Train, facts: Mapping[str, Any]) -> StoredStage:
     weights = by_net(read_tensors(folder / "model.safetensors"))
-    return StoredStage(train, folder, int(facts["step"]), weights, frozenset(facts["averaged"]))
+    return StoredStage(train, folder, facts["step"], weights, frozenset(map(str, facts["averaged"])))
 
 
 def refuse_newer(folder: Path, facts: Mapping[str, Any]) -> None:
