@@ -147,6 +147,7 @@ def data_synth(
 def list_all() -> None:
     """Recipes with their presets and stages, bench cases, and the runs in ./runs."""
     from tessera.bench import CASES
+    from tessera.engine.checkpoint import read_pointer
     from tessera.recipes import RECIPES
 
     for recipe in RECIPES.values():
@@ -156,7 +157,7 @@ def list_all() -> None:
     print(f"bench cases: {', '.join(CASES)}")
     for run in sorted(Path("runs").glob("*/config.yaml")):
         latest = [
-            f"{path.parent.parent.name} {path.read_text().strip()}" for path in sorted(run.parent.glob("*/checkpoints/latest"))
+            f"{path.parent.parent.name} {read_pointer(path) or '?'}" for path in sorted(run.parent.glob("*/checkpoints/latest"))
         ]
         print(f"run {run.parent}: {', '.join(latest) or 'no checkpoint yet'}")
     print("next: tessera train RECIPE --data FOLDER")

@@ -25,6 +25,7 @@ from tessera.engine.step import Setting, train_step
 from tessera.engine.track import read_metrics
 from tessera.engine.validate import eval_mode, validate
 from tessera.recipes import RECIPES
+from tessera.sampling.stored import load_nets
 
 WORLD = World(0, 1, torch.device("cpu"))
 STEPS = 6
@@ -288,6 +289,6 @@ def test_a_run_holds_what_was_promised(recipe: str, name: str, unbroken: dict[st
     assert sorted(path.name for path in (run / name / "checkpoints").iterdir() if path.is_dir())[-1] == f"step-{STEPS:06d}"
     assert (run / name / "checkpoints" / "best").read_text().startswith("step-")
     assert {path.stem for path in (run / name / "samples").iterdir()} == {"step-000003", "step-000006"}
-    nets = pipeline.load_nets(run, name)
+    nets = load_nets(run, name)
     assert all(not net.training for net in nets.values())
     assert all(bool(torch.isfinite(p).all()) and not p.requires_grad for net in nets.values() for p in net.parameters())
