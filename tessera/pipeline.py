@@ -25,6 +25,7 @@ from tessera.engine.run import lock, new_run, write_config, write_environment
 from tessera.engine.signals import StopFlag
 from tessera.engine.state import TrainState, place
 from tessera.engine.track import Journal
+from tessera.engine.trackers import refuse_missing
 from tessera.randomness import mix, mix_text
 from tessera.recipes import RECIPES, find_recipe
 from tessera.sampling.stored import read_run
@@ -155,6 +156,7 @@ def refuse_changes(changes: Sequence[tuple[str, object, object]]) -> None:
 def session(config: Any) -> Iterator[tuple[World, StopFlag]]:
     """Ranks joined, signals caught, numerics set."""
     engine = config.engine
+    refuse_missing(engine.trackers)
     torch.use_deterministic_algorithms(engine.deterministic, warn_only=True)
     torch.backends.cudnn.benchmark = not engine.deterministic  # shapes are few and fixed
     torch.set_float32_matmul_precision("high" if engine.precision == "bf16" else "highest")
