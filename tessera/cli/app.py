@@ -102,6 +102,27 @@ def export(
     print(f"next: python -c {shlex.quote(code)}")
 
 
+@app.command()
+def doctor(
+    resume_test: Annotated[
+        bool, typer.Option("--resume-test", help="Prove that a killed and resumed run equals an unbroken one; under a minute.")
+    ] = False,
+    as_json: AsJson = False,
+) -> int:
+    """What this machine has, as one block to paste into a report, with warnings and what to do."""
+    if resume_test:
+        return run_resume_test(as_json)
+    from tessera.doctor.report import examine
+
+    report = examine(Path())
+    if as_json:
+        print(json.dumps(report.to_json(), indent=1, ensure_ascii=False))
+    else:
+        print("\n".join(report.lines()))
+        print("next: tessera doctor --resume-test   or   tessera train muse --data FOLDER --dry-run")
+    return 0
+
+
 @data_app.command("check")
 def data_check(path: Annotated[Path, typer.Argument(help="A folder of images.")], as_json: AsJson = False) -> None:
     """Open every file and say what is there: counts, sizes, captions, rejects with reasons."""
@@ -196,6 +217,24 @@ def print_estimate(estimate: Any) -> None:
         f"  peak memory {estimate.peak_bytes / 2**30:.2f} GiB, {estimate.items_per_s:.1f} items/s, "
         f"ETA {duration(estimate.seconds)}, disk {estimate.disk_bytes / 2**30:.2f} GiB"
     )
+
+
+def run_resume_test(as_json: bool) -> int:
+    """0 if resume is exact, 1 if not."""
+    from dataclasses import asdict
+
+    from tessera.doctor.resume_test import prove_resume
+
+    proof = prove_resume(lambda line: print(line, file=sys.stderr, flush=True))
+    if as_json:
+        print(json.dumps({**asdict(proof), "exact": proof.exact}, indent=1))
+        return 0 if proof.exact else 1
+    print("\n".join([f"device: {proof.device}", *(f"done: {event}" for event in proof.events)]))
+    print("\n".join([*(f"compared: {what}" for what in proof.compared), *(f"DIFFERS: {wrong}" for wrong in proof.differences)]))
+    verdict = "exact: the resumed run equals the unbroken one, bit for bit" if proof.exact else "NOT exact; please report this"
+    print(f"{verdict} ({proof.seconds:.0f} s)")
+    print("next: tessera train muse --data FOLDER --dry-run" if proof.exact else "next: tessera doctor   for the report")
+    return 0 if proof.exact else 1
 
 
 def finish(run: Path) -> None:
