@@ -70,8 +70,8 @@ class Fit:
         """Only the main rank writes; a tracker that cannot start stops all."""
         if not self.world.main:
             return None
-        job, said = self.job, self.journal.say
-        return Metrics(job.folder, job.config.trackers, self.state.step, config=job.facts.get("config"), say=said)
+        job = self.job
+        return Metrics(job.folder, job.config.trackers, self.state.step, self.journal, job.facts.get("config"))
 
     def run(self) -> None:
         """Trains to the end. Raises `Stopped` on a signal, `NonFinite` where numbers break."""

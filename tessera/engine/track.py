@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from tessera.engine.trackers import Say, open_trackers
+from tessera.engine.trackers import open_trackers
 
 
 class Journal:
@@ -60,12 +60,13 @@ class Metrics:
     """metrics.jsonl of one stage, and the trackers that were asked for."""
 
     def __init__(
-        self, folder: Path, trackers: Sequence[str], first_step: int, *, config: Mapping[str, Any] | None = None, say: Say = print
-    ) -> None:
+        self, folder: Path, trackers: Sequence[str], first_step: int, journal: Journal | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         self._path = folder / "metrics.jsonl"
         cut_back(self._path, first_step)
         self._file = self._path.open("a", encoding="utf8")
-        self._trackers = open_trackers(trackers, folder, first_step, config or {}, say)
+        self._trackers = open_trackers(trackers, folder, first_step, config or {}, journal.say if journal else print)
 
     def write(self, step: int, kind: str, numbers: Mapping[str, float]) -> None:
         """One line; what is not finite becomes null, which JSON can say."""

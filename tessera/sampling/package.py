@@ -43,6 +43,14 @@ def export_run(run: Path | str, out: Path | str, checkpoint: str = "latest") -> 
     return out
 
 
+def without_places(value: Any) -> Any:
+    """A config whose paths are file names: where they lay is of no use elsewhere, and nobody else's business."""
+    if isinstance(value, dict):
+        named = {key: Path(item).name if key == "path" and isinstance(item, str) else item for key, item in value.items()}
+        return {key: without_places(item) for key, item in named.items()}
+    return [without_places(item) for item in value] if isinstance(value, list) else value
+
+
 def _write(folder: Path, name: str, stored: Stored, evidence: dict[str, Evidence]) -> None:
     facts: dict[str, Any] = {}
     for stage_name, stage in stored.stages.items():
@@ -53,8 +61,8 @@ def _write(folder: Path, name: str, stored: Stored, evidence: dict[str, Evidence
         facts[stage_name] = {"step": stage.step, "nets": sorted(nets), "averaged": sorted(stage.averaged & set(nets))}
         if sample := evidence[stage_name].sample:
             shutil.copyfile(sample, folder / stage_name / f"sample{sample.suffix}")
-    config = stored.config.model_dump(mode="json")
-    config["data"]["path"] = None  # a place on one machine, and nobody else's business
+    config = without_places(stored.config.model_dump(mode="json"))
+    config["data"]["path"] = None
     write_json(
         folder / "config.json",
         {

@@ -25,6 +25,8 @@ from tessera.engine.step import Setting, train_step
 from tessera.engine.track import read_metrics
 from tessera.engine.validate import eval_mode, validate
 from tessera.recipes import RECIPES
+from tessera.sampling.package import export_run
+from tessera.sampling.session import load
 from tessera.sampling.stored import load_nets
 
 WORLD = World(0, 1, torch.device("cpu"))
@@ -278,6 +280,25 @@ def test_stopping_and_resuming_is_never_having_stopped(
     for stage in [train.name for train in RECIPES[recipe].steps(config)]:
         assert final(tmp_path / "run", stage) == final(unbroken[recipe], stage)
         assert numbers(tmp_path / "run", stage) == numbers(unbroken[recipe], stage)
+
+
+@pytest.mark.parametrize(("recipe", "name"), STAGES)
+def test_it_can_be_exported_and_opened(recipe: str, name: str, unbroken: dict[str, Path], tmp_path: Path) -> None:
+    run = unbroken[recipe]
+    (train,) = [train for train in RECIPES[recipe].steps(pipeline.resolve(str(run / "config.yaml"))) if train.name == name]
+    stage, served = train.build(), train.serves()
+    assert served
+    assert set(stage.averaged) <= set(served) <= set(stage.nets)
+    for net, module in served.items():
+        wanted = {key: tensor.shape for key, tensor in stage.nets[net].state_dict().items()}
+        assert {key: tensor.shape for key, tensor in module.state_dict().items()} == wanted
+    model = export_run(run, tmp_path / "model")
+    for path in (run, model):
+        nets = load(path, device="cpu").nets[name]
+        assert set(nets) == set(served)
+    saved = load_nets(run, name)
+    for net, module in load_nets(model, name).items():
+        assert all(torch.equal(tensor, saved[net].state_dict()[key]) for key, tensor in module.state_dict().items())
 
 
 @pytest.mark.parametrize(("recipe", "name"), STAGES)

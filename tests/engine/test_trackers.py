@@ -9,6 +9,7 @@ import sqlite3
 import sys
 import types
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tessera.cli import main
 from tessera.config import UserError
 from tessera.data.synth.shapes import write_shapes
 from tessera.engine import trackers
-from tessera.engine.track import Metrics
+from tessera.engine.track import Journal, Metrics
 
 Row = tuple[int, dict[str, float]]
 
@@ -145,8 +146,8 @@ def test_a_damaged_memory_starts_anew(fake: Any, stage: Path, content: str) -> N
 
 
 def test_a_failure_is_said_once_and_stops_nothing(fake: Any, stage: Path) -> None:
-    recorder, said = fake("trackio"), []
-    metrics = Metrics(stage, ("trackio",), 0, say=said.append)
+    recorder, stream = fake("trackio"), StringIO()
+    metrics = Metrics(stage, ("trackio",), 0, Journal(None, stream=stream))
     metrics.write(1, "train", {"loss": 0.5})
     recorder.fails = True
     for step in (2, 3):
@@ -154,7 +155,9 @@ def test_a_failure_is_said_once_and_stops_nothing(fake: Any, stage: Path) -> Non
     recorder.fails = False
     metrics.write(4, "train", {"loss": 0.5})
     metrics.close()
-    assert said == ["tracker trackio failed at step 2 (ConnectionError: the other side has left); metrics.jsonl has every number"]
+    assert stream.getvalue() == (
+        "tracker trackio failed at step 2 (ConnectionError: the other side has left); metrics.jsonl has every number\n"
+    )
     assert [step for step, _ in recorder.rows] == [1, 4]
     assert len((stage / "metrics.jsonl").read_text().splitlines()) == 4
 
@@ -167,13 +170,13 @@ def test_tensorboard_that_fails_stops_nothing(stage: Path, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(SummaryWriter, "add_scalar", fail)
-    said: list[str] = []
-    metrics = Metrics(stage, ("tensorboard",), 0, say=said.append)
+    stream = StringIO()
+    metrics = Metrics(stage, ("tensorboard",), 0, Journal(None, stream=stream))
     metrics.write(1, "train", {"loss": 0.5})
     metrics.write(2, "train", {"loss": 0.5})
     metrics.close()
-    assert len(said) == 1
-    assert "No space left" in said[0]
+    assert stream.getvalue().count("\n") == 1
+    assert "No space left" in stream.getvalue()
 
 
 def test_one_that_cannot_start_is_named(fake: Any, stage: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from tessera.engine.checkpoint import digest
 from tessera.engine.track import read_metrics
 from tessera.sampling import stored
 from tessera.sampling.card import command_text
-from tessera.sampling.package import export_run
+from tessera.sampling.package import export_run, without_places
 
 
 def test_an_export_holds_what_use_needs_and_nothing_else(trained: Path, exported: Path) -> None:
@@ -36,6 +36,11 @@ def test_an_export_holds_what_use_needs_and_nothing_else(trained: Path, exported
         assert files[name] == {"bytes": (exported / name).stat().st_size, "sha256": digest(exported / name)}
     sample = trained / "tokenizer" / "samples" / "step-000005.png"
     assert (exported / "tokenizer" / "sample.png").read_bytes() == sample.read_bytes()
+
+
+def test_paths_stay_at_home() -> None:
+    config = {"path": "/home/me/vgg.safetensors", "loss": [{"path": None}, {"path": "a/b"}], "name": "/x"}
+    assert without_places(config) == {"path": "vgg.safetensors", "loss": [{"path": None}, {"path": "b"}], "name": "/x"}
 
 
 def test_equal_runs_give_equal_bytes(trained: Path, exported: Path, tmp_path: Path) -> None:
