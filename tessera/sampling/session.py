@@ -59,8 +59,11 @@ class Session:
 
     @torch.inference_mode()
     def encode(self, *pictures: Picture) -> Tensor:
-        """b pictures -> b h w ids on the CPU (b h w q where a place has several codes). A picture is a file, a PIL image or a uint8 array of height x width (x 1, 3 or 4),
-        of any size: it is scaled and cut to the centre square of the model's resolution, as training data is."""
+        """b pictures -> b h w ids on the CPU; b h w q where a place has several codes.
+
+        A picture is a file, a PIL image or a uint8 array of height x width (x 1, 3 or 4), of any size: it is scaled and cut to
+        the centre square of the model's resolution, as training data is.
+        """
         tokenizer = self.tokenizer
         prepared = [self.prepare(picture) for picture in pictures]
         if not prepared:
@@ -73,13 +76,8 @@ class Session:
     def decode(self, ids: Tensor | npt.NDArray[Any]) -> list[Image.Image]:
         """Ids as `encode` made them, or a generator, -> b pictures."""
         tokenizer, ids = self.tokenizer, torch.as_tensor(ids)
-        if (
-            ids.ndim not in (3, 4)
-            or ids.dtype.is_floating_point
-            or ids.dtype.is_complex
-            or ids.dtype == torch.bool
-            or not ids.numel()
-        ):
+        whole = not (ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool)
+        if ids.ndim not in (3, 4) or not whole or not ids.numel():
             raise UserError(f"ids are {ids.dtype} shaped {list(ids.shape)}; expected whole numbers, pictures x height x width")
         if not 0 <= int(ids.min()) <= int(ids.max()) < tokenizer.vocab_size:
             raise UserError(
