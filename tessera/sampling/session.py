@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -35,15 +36,16 @@ def load(path: Path | str, *, device: str | torch.device = "auto", checkpoint: s
 class Session:
     """The trained stages of a run or an export, and what can be done with them."""
 
+    recipe: Recipe
+    nets: Mapping[str, Mapping[str, nn.Module]]  # stage -> net -> module
+    steps: Mapping[str, int]  # stage -> the step of its weights
+
     def __init__(self, stored: Stored, device: torch.device) -> None:
         self.path, self.recipe, self.config, self.device = stored.path, stored.recipe, stored.config, device
         self.steps = {name: stage.step for name, stage in stored.stages.items()}
         self.nets = {
             name: {net: module.to(device) for net, module in build_nets(stage).items()} for name, stage in stored.stages.items()
         }
-
-    recipe: Recipe
-    nets: Mapping[str, Mapping[str, nn.Module]]  # stage -> net -> module
 
     def __repr__(self) -> str:
         stages = ", ".join(f"{name} of step {step}" for name, step in self.steps.items())
@@ -57,7 +59,7 @@ class Session:
             raise UserError(f"{self.path} has no trained tokenizer; its stages are {', '.join(self.nets)}")
         return net
 
-    @torch.inference_mode()
+    @torch.no_grad()  # not inference_mode: ids from there could not be used in anybody's training
     def encode(self, *pictures: Picture) -> Tensor:
         """b pictures -> b h w ids on the CPU; b h w q where a place has several codes.
 
@@ -69,10 +71,11 @@ class Session:
         if not prepared:
             raise UserError("no picture given; encode and reconstruct take one or more: files, PIL images or uint8 arrays")
         pixels = torch.from_numpy(np.stack(prepared)).permute(0, 3, 1, 2)
-        chunks = [chunk.to(self.device).float().div(127.5).sub(1) for chunk in pixels.split(CHUNK)]
-        return torch.cat([tokenizer.encode(chunk).cpu() for chunk in chunks])
+        with full_precision(self.device):
+            chunks = [tokenizer.encode(chunk.to(self.device).float().div(127.5).sub(1)).cpu() for chunk in pixels.split(CHUNK)]
+        return torch.cat(chunks)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def decode(self, ids: Tensor | npt.NDArray[Any]) -> list[Image.Image]:
         """Ids as `encode` made them, or a generator, -> b pictures."""
         tokenizer, ids = self.tokenizer, torch.as_tensor(ids)
@@ -83,7 +86,8 @@ class Session:
             raise UserError(
                 f"ids reach from {int(ids.min())} to {int(ids.max())}; this tokenizer's are 0 to {tokenizer.vocab_size - 1}"
             )
-        chunks = [to_uint8(tokenizer.decode(chunk.long().to(self.device))).cpu() for chunk in ids.split(CHUNK)]
+        with full_precision(self.device):
+            chunks = [to_uint8(tokenizer.decode(chunk.long().to(self.device))).cpu() for chunk in ids.split(CHUNK)]
         return [to_picture(array) for array in torch.cat(chunks).permute(0, 2, 3, 1).numpy()]
 
     def reconstruct(self, *pictures: Picture) -> list[Image.Image]:
@@ -119,6 +123,11 @@ def checked_pixels(array: Any) -> Pixels:
 def to_picture(array: Pixels) -> Image.Image:
     """uint8 height x width (x 1, 3 or 4) as grey, RGB or RGBA."""
     return Image.fromarray(array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array)
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[None]:
+    """cuDNN rounds products to 10 bits by default, which tips ids; the CPU does not."""
+    return torch.backends.cudnn.flags(allow_tf32=False) if device.type == "cuda" else nullcontext()
 
 
 def pick_device(name: str | torch.device) -> torch.device:

@@ -64,6 +64,12 @@ def test_there_and_back(session: Session, photos: Path) -> None:
     assert torch.equal(torch.stack(single), ids)
 
 
+def test_ids_may_be_trained_on(session: Session, picture: Path) -> None:
+    table = nn.Embedding(1000, 4)
+    table(session.encode(picture)).sum().backward()
+    assert table.weight.grad is not None
+
+
 def test_many_pictures_go_in_chunks(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     pictures = [np.full((16, 16, 3), 20 * index, np.uint8) for index in range(5)]
     whole = session.encode(*pictures)
