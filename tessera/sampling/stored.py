@@ -183,9 +183,13 @@ def _read_stage(folder: Path, train: Train, facts: Mapping[str, Any]) -> StoredS
 
 def refuse_newer(folder: Path, facts: Mapping[str, Any]) -> None:
     """A format that this program does not know."""
-    if facts.get("format") != EXPORT_FORMAT:
+    if not isinstance(facts.get("format"), int):
         raise UserError(
-            f"{folder / 'config.json'} has format {facts.get('format')!r} (written by tessera {facts.get('tessera')}); this is "
+            f"{folder / 'config.json'} is not that of an export: it names no format; another program may have made it"
+        )
+    if facts["format"] != EXPORT_FORMAT:
+        raise UserError(
+            f"{folder / 'config.json'} has format {facts['format']} (written by tessera {facts.get('tessera')}); this is "
             f"tessera {our_version()}, which reads format {EXPORT_FORMAT}: install a newer one, or export the run again"
         )
 

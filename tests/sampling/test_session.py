@@ -211,6 +211,12 @@ def test_a_newer_format(model: Path) -> None:
         load(model)
 
 
+def test_a_model_of_another_program(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(UserError, match="is not that of an export: it names no format"):
+        load(tmp_path)
+
+
 def test_a_config_of_a_newer_version(model: Path) -> None:
     config = json.loads((model / "config.json").read_text())["config"]
     config["tokenizer"]["model"]["attention"] = True
