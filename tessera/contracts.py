@@ -165,6 +165,7 @@ class Train:
     batch_size: int  # samples per update over all ranks
     steps: int
     build: Callable[[], Stage]  # fresh nets, initialised from the seed on the CPU
+    serves: Callable[[], Nets]  # fresh nets of those that use needs, which an export holds: no critic, no helper of training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,8 +110,9 @@ class EngineConfig(Config):
     On a GPU `skip` costs one wait for the device each step."""
     max_skips: int = Field(10, ge=1)
     """With nonfinite: skip, this many updates left out in a row stop the run."""
-    trackers: tuple[Literal["tensorboard"], ...] = ()
-    """Besides metrics.jsonl, which is always written. `[tensorboard]` needs the extra: pip install -e '.[track]'."""
+    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    """Besides metrics.jsonl, which is always written. Each needs its extra: `track` (TensorBoard), `wandb`, `trackio`. None asks
+    for an account or uses the network: W&B is offline unless the variable WANDB_MODE says otherwise."""
     timeout_s: int = Field(600, ge=10)
     """How long a rank waits for the others before it gives up."""
 

@@ -20,7 +20,7 @@ from tessera.nn.perceptual import load_vgg16
 from tessera.nn.quantizers import FSQConfig
 from tessera.nn.similarity import psnr
 from tessera.tokenizers.image.critic import CriticConfig
-from tessera.tokenizers.image.model import ImageTokenizerConfig
+from tessera.tokenizers.image.model import ImageTokenizer, ImageTokenizerConfig
 from tessera.tokenizers.image.stage import ImageTokenizerStageConfig, build_stage
 
 
@@ -133,7 +133,13 @@ def steps(config: MuseConfig) -> Sequence[Train]:
         return replace(stage, preview=preview_reconstructions)
 
     return [
-        Train(name="tokenizer", batch_size=config.tokenizer.batch_size, steps=config.tokenizer.steps, build=build_tokenizer),
+        Train(
+            name="tokenizer",
+            batch_size=config.tokenizer.batch_size,
+            steps=config.tokenizer.steps,
+            build=build_tokenizer,
+            serves=lambda: {"tokenizer": ImageTokenizer(config.tokenizer.model, config.data.channels)},
+        )
     ]
 
 
