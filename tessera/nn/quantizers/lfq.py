@@ -21,7 +21,7 @@ class LFQConfig(Config):
     """The kind of quantizer."""
     bits: int = Field(10, ge=2, le=24)
     """Channels of the latent; 2^bits codes."""
-    entropy: float = Field(0.05, ge=0)
+    entropy: float = Field(0.02, ge=0)
     """Weight of the entropy penalty: entropy of a token's soft choice less `diversity` times the micro-batch's, in nats."""
     diversity: float = Field(1.0, ge=0)
     """Share of the micro-batch's entropy, which spreads tokens over the codes."""
@@ -29,7 +29,7 @@ class LFQConfig(Config):
     """Of the soft choice exp(-distance^2 / temperature) whose entropy is measured; the channels of a code are 1 and -1."""
     group_bits: int = Field(10, ge=1, le=18)
     """Most bits whose joint distribution over the micro-batch is measured; more bits are cut into groups (see `LFQ`)."""
-    commitment: float = Field(0.25, ge=0)
+    commitment: float = Field(0.1, ge=0)
     """Weight of the squared distance of a vector from its code."""
 
     @property
