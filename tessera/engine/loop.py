@@ -68,13 +68,20 @@ class Fit:
     def __init__(self, job: Job, state: TrainState, world: World, journal: Journal, stop: StopFlag) -> None:
         self.job, self.state, self.world, self.journal, self.stop = job, state, world, journal, stop
         self.setting = Setting.of(world, job.steps, job.config)
-        self.metrics = Metrics(job.folder, job.config.trackers, state.step, journal) if world.main else None
+        self.metrics = world.together(self.open_metrics)
         self.clock = Clock(world.device, job.batch_size, state.step, job.steps)
         self.unread: deque[tuple[StepReport, tuple[str, ...]]] = deque()  # with the faults of this rank's samples
         self.validation: Sequence[Batch] | None = None
         self.signal: int | None = None  # that some rank received, known to all
         self.named: dict[str, None] = {}  # faults of samples that the journal has told
         self.spoilt = False  # more samples were unreadable than is allowed, known to all
+
+    def open_metrics(self) -> Metrics | None:
+        """Only the main rank writes; a tracker that cannot start stops all."""
+        if not self.world.main:
+            return None
+        job = self.job
+        return Metrics(job.folder, job.config.trackers, self.state.step, self.journal, job.facts.get("config"))
 
     def run(self) -> None:
         """Trains to the end. Raises `Stopped` on a signal, `NonFinite` where numbers break, `UserError` on too many bad files."""
@@ -253,10 +260,10 @@ class Fit:
         folder = self.job.folder / "checkpoints"
 
         def write() -> None:
-            if not self.world.main:
-                return
             try:
-                path = save_checkpoint(folder, self.state, self.job.facts)
+                path = save_checkpoint(folder, self.state, self.job.facts, writes=self.world.main)
+                if not self.world.main:
+                    return
                 if self.state.best_step == self.state.step:
                     point(folder / "best", path.name)
                 prune(folder, self.job.config.keep_checkpoints, {*self.job.pinned, *needed_elsewhere(folder)})

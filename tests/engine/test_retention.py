@@ -82,7 +82,7 @@ def test_nothing_goes_before_the_new_one_is_published(tmp_path: Path, monkeypatc
     state = placed(stage)
     fit(tmp_path, stage, state, steps=2, keep_checkpoints=2, **OFTEN).run()
 
-    def full(*_: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(loop, "save_checkpoint", full)

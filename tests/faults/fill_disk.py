@@ -16,10 +16,10 @@ from tessera.engine import loop
 save_checkpoint = loop.save_checkpoint
 
 
-def save(folder: Path, state: Any, facts: Any) -> Path:
+def save(folder: Path, state: Any, facts: Any, **more: Any) -> Path:
     if state.step >= int(sys.argv[1]):
         resource.setrlimit(resource.RLIMIT_FSIZE, (8192, resource.RLIM_INFINITY))
-    return save_checkpoint(folder, state, facts)
+    return save_checkpoint(folder, state, facts, **more)
 
 
 loop.save_checkpoint = save

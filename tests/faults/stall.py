@@ -15,10 +15,10 @@ PLACE, SECONDS = sys.argv[1], float(sys.argv[2])
 
 
 def slow(function: Callable[..., Any]) -> Callable[..., Any]:
-    def wrapped(*arguments: Any) -> Any:
+    def wrapped(*arguments: Any, **named: Any) -> Any:
         print("stalling", flush=True)
         time.sleep(SECONDS)
-        return function(*arguments)
+        return function(*arguments, **named)
 
     return wrapped
 

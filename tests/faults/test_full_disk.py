@@ -48,11 +48,11 @@ def test_no_room_at_other_points_of_a_save(
 ) -> None:  # fmt: skip
     real, run = loop.save_checkpoint, tmp_path / "run"
 
-    def save(folder: Path, state: Any, facts: Any) -> Path:
+    def save(folder: Path, state: Any, facts: Any, **more: Any) -> Path:
         with monkeypatch.context() as patch:
             if state.step == 4:
                 patch.setattr(checkpoint.os, place, full)
-            return real(folder, state, facts)
+            return real(folder, state, facts, **more)
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "save_checkpoint", save)
