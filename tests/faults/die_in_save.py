@@ -42,10 +42,10 @@ def deadly(function: Callable[..., Any], place_of: Callable[..., str]) -> Callab
 
 
 def remember(save: Callable[..., Any]) -> Callable[..., Any]:
-    def wrapped(folder: Path, state: Any, facts: Any) -> Any:
+    def wrapped(folder: Path, state: Any, facts: Any, **more: Any) -> Any:
         global saving
         saving = state.step
-        return save(folder, state, facts)
+        return save(folder, state, facts, **more)
 
     return wrapped
 
