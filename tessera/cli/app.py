@@ -86,8 +86,11 @@ def resume(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder
 
 
 @data_app.command("check")
-def data_check(path: Annotated[Path, typer.Argument(help="A folder of images.")], as_json: AsJson = False) -> None:
-    """Open every file and say what is there: counts, sizes, captions, rejects with reasons."""
+def data_check(
+    path: Annotated[Path, typer.Argument(help="A folder of images, tars or arrays (docs/data.md); or one .tar or .npy file.")],
+    as_json: AsJson = False,
+) -> None:
+    """Open every file and say what is there: counts, sizes, captions, near-duplicates, rejects with reasons."""
     from tessera.data.check import check_folder
 
     report = check_folder(path)

@@ -85,14 +85,20 @@ class ArrayStacks(StoredImages):
         file, place = self._place(range(len(self))[index])
         path = self.root / self._files[file]
         try:
-            picture = np.array(_mapped(str(path))[place])  # a copy, so that nobody holds on to the file
+            picture = np.array(_mapped(path)[place])  # a copy, so that nobody holds on to the file
         except (OSError, ValueError, IndexError) as error:  # it was replaced or cut after it was opened
             raise UnreadableImage(f"{path}[{place}]", f"damaged: {error}") from error
         return picture if picture.ndim == 3 else picture[:, :, None]
 
 
-@functools.lru_cache(maxsize=16)  # one mapping a process: a source that is pickled for a worker carries paths only
-def _mapped(path: str) -> npt.NDArray[np.uint8]:
+def _mapped(path: Path) -> npt.NDArray[np.uint8]:
+    """A mapping per process and file, remade when the file changes: a source that is pickled for a worker carries paths only."""
+    status = path.stat()
+    return _mapping(str(path), status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=16)
+def _mapping(path: str, size: int, changed: int) -> npt.NDArray[np.uint8]:
     return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
@@ -109,7 +115,7 @@ def _stacks(contents: Contents, split_folders: bool) -> tuple[list[str], list[Sp
 def _length(contents: Contents, file: str) -> int:
     path = contents.root / file
     try:
-        array = _mapped(str(path))
+        array = _mapped(path)
     except Exception as error:  # a damaged header is parsed as Python, and leaks what that may raise
         reason = f"not an array that can be mapped: {' '.join(str(error).split())[:200]}"
     else:

@@ -29,7 +29,7 @@ def pair_captions(contents: Contents, *, split_folders: bool = True, class_folde
     _read_metadata(contents)
     contents.images, contents.sides = divide(contents, contents.images, split_folders)
     _read_captions(contents)
-    if class_folders and not contents.metadata and not contents.caption_files:
+    if class_folders and not contents.metadata and not any(contents.captions):
         _name_classes(contents)
     contents.rejects = list(dict.fromkeys(contents.rejects))  # two images of one stem share a caption file
 

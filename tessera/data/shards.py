@@ -108,12 +108,18 @@ def _entries(contents: Contents, shard: str) -> Iterator[_Entry]:
     path = contents.root / shard
     try:
         with path.open("rb") as texts, tarfile.open(path, "r:") as tar:
-            length = path.stat().st_size
+            length, end = path.stat().st_size, 0
             for member in tar:
+                end = member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
                 if member.isfile() and not member.issparse() and member.offset_data + member.size <= length:
                     _sort_member(contents, shard, member, entries, texts)
                 elif not member.isdir():
                     contents.rejects.append(Reject(posixpath.join(shard, member.name), "a link, or cut short"))
+            texts.seek(end)
+            if texts.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:  # tarfile takes a cut header for the end
+                contents.rejects.append(
+                    Reject(shard or path.name, f"cut short after {len(entries):,} samples: it has no end mark")
+                )
     except Exception as error:  # from damaged headers tarfile leaks several kinds
         reason = f"damaged after {len(entries):,} samples: {error}" if entries else _not_a_tar(path, error)
         contents.rejects.append(Reject(shard or path.name, " ".join(reason.split())))
