@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +35,9 @@ def open_source(path: Path | str, config: DataConfig) -> StoredImages:
     if config.group_near_duplicates:
         groups = merged_groups(source)
         source = replace(source, index=replace(source.index, groups=StringTable(groups)))
-        source = _noting(source, f"near-duplicates put into one group (data.group_near_duplicates): {len(set(groups)):,} groups")
+        largest = max(Counter(groups).values())
+        told = f"{len(set(groups)):,} groups, the largest of {largest:,} of {len(groups):,} samples"
+        source = _noting(source, f"near-duplicates share a group (data.group_near_duplicates): {told}")
     sided = sum(names_side(source.captions(index)) for index in range(len(source))) if config.flip is True else 0
     if sided:
         source = _noting(

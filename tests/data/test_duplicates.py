@@ -123,7 +123,7 @@ def test_the_remedy_keeps_groups_on_one_side(torn: Path) -> None:
     for group in check_folder(torn).near_duplicates:
         assert len({names.index(name) in held_out for name in group}) == 1
     assert 0 < len(held_out) < 80
-    assert any("one group" in note for note in source.notes)
+    assert any("groups, the largest of 4 of 161 samples" in note for note in source.notes)
     again = open_source(torn, DataConfig(group_near_duplicates=True))
     assert [again.group(index) for index in range(len(again))] == [source.group(index) for index in range(len(source))]
 
