@@ -125,6 +125,8 @@ def with_absolute_path(config: Any) -> Any:
     if config.data.path is None:
         return config
     path = str(Path(config.data.path).absolute())
+    if path.encode("utf8", "replace").decode() != path:
+        raise UserError(f"the path {path!a} is not Unicode, so no config file can hold it; rename the folder, or link to it")
     return build(type(config), [layer_of(config, "config"), Layer.of({"data": {"path": path}}, "data")])
 
 

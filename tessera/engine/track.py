@@ -36,7 +36,7 @@ class Journal:
     def note(self, message: str) -> None:
         """Only to log.txt."""
         if self._speaks and self._path is not None:
-            with self._path.open("a", encoding="utf8") as file:
+            with self._path.open("a", encoding="utf8", errors="backslashreplace") as file:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")
 
     def progress(self, line: str) -> None:
@@ -62,7 +62,7 @@ class Metrics:
     def __init__(self, folder: Path, trackers: tuple[str, ...], first_step: int) -> None:
         self._path = folder / "metrics.jsonl"
         cut_back(self._path, first_step)
-        self._file = self._path.open("a", encoding="utf8")
+        self._file = self._path.open("a", encoding="utf8", errors="backslashreplace")
         self._board = _tensorboard(folder / "tensorboard", first_step) if "tensorboard" in trackers else None
 
     def write(self, step: int, kind: str, numbers: Mapping[str, float]) -> None:
