@@ -58,50 +58,72 @@ def near_groups(prints: Sequence[Fingerprint]) -> list[list[int]]:
     if len(prints) < 2:
         return []
     edges, colours = np.stack([each.edges for each in prints]), np.stack([each.colours for each in prints])
-    pairs = _candidates(edges)
-    joined = [pair for chunk in _chunks(pairs) for pair in chunk[_similar(edges, colours, chunk)].tolist()]
-    return connected(len(prints), joined)
+    signatures = _signatures(edges)
+    leaders = _Leaders(len(prints))
+    for band in range(_NUM_BANDS):
+        found = leaders.all()  # what earlier bands have joined need not be compared again
+        for pairs in _chunks(_candidates(signatures[:, band * _BAND : (band + 1) * _BAND])):
+            apart = pairs[found[pairs[:, 0]] != found[pairs[:, 1]]]
+            leaders.join(apart[_similar(edges, colours, apart)].tolist())
+    return leaders.groups()
 
 
 def connected(size: int, pairs: Iterable[Sequence[int]]) -> list[list[int]]:
     """The connected parts of a graph over range(size), groups of one left out."""
-    leader = list(range(size))
+    leaders = _Leaders(size)
+    leaders.join(pairs)
+    return leaders.groups()
 
-    def find(member: int) -> int:
+
+class _Leaders:
+    """Which members of range(size) belong together (union-find): each has the first of its group as leader."""
+
+    def __init__(self, size: int) -> None:
+        self._leader = list(range(size))
+
+    def join(self, pairs: Iterable[Sequence[int]]) -> None:
+        for left, right in pairs:
+            first, second = sorted((self.of(left), self.of(right)))
+            self._leader[second] = first
+
+    def of(self, member: int) -> int:
+        leader = self._leader
         while leader[member] != member:
             leader[member] = leader[leader[member]]
             member = leader[member]
         return member
 
-    for left, right in pairs:
-        first, second = sorted((find(left), find(right)))
-        leader[second] = first
-    groups = defaultdict[int, list[int]](list)
-    for member in range(size):
-        groups[find(member)].append(member)
-    return [group for group in groups.values() if len(group) > 1]
+    def all(self) -> npt.NDArray[np.int64]:
+        return np.fromiter((self.of(member) for member in range(len(self._leader))), np.int64, len(self._leader))
+
+    def groups(self) -> list[list[int]]:
+        groups = defaultdict[int, list[int]](list)
+        for member in range(len(self._leader)):
+            groups[self.of(member)].append(member)
+        return [group for group in groups.values() if len(group) > 1]
 
 
 def _signatures(edges: Bytes) -> npt.NDArray[np.uint16]:
     """n x (bands * rows): the least rank of each set under as many shufflings of the 1,024 edges."""
     num_edges = edges.shape[1] * 8
     noise = [hashlib.shake_128(bytes([number])).digest(4 * num_edges) for number in range(_NUM_BANDS * _BAND)]
-    ranks = np.stack([np.frombuffer(each, "<u4").argsort(kind="stable") for each in noise]).astype(np.uint16)
-    rows = [ranks[:, np.flatnonzero(np.unpackbits(row))] for row in edges]
-    return np.stack([row.min(axis=1, initial=num_edges) for row in rows])
+    ranks = np.stack([np.frombuffer(each, "<u4").argsort(kind="stable") for each in noise], axis=1).astype(np.uint16)
+    signatures = np.full((len(edges), ranks.shape[1]), num_edges, dtype=np.uint16)  # of an empty set
+    for signature, row in zip(signatures, edges, strict=True):
+        present = ranks[np.unpackbits(row).view(np.bool_)]
+        if len(present):
+            present.min(axis=0, out=signature)
+    return signatures
 
 
-def _candidates(edges: Bytes) -> npt.NDArray[np.int64]:
-    """Pairs that share a band of their signatures."""
-    signatures = _signatures(edges)
-    found = [np.empty((0, 2), dtype=np.int64)]
-    for band in range(_NUM_BANDS):
-        keys = np.ascontiguousarray(signatures[:, band * _BAND : (band + 1) * _BAND]).view(np.uint64)[:, 0]
-        order = np.argsort(keys, kind="stable")
-        for bucket in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1):
-            if len(bucket) > 1:
-                found.append(_pairs(bucket))
-    return np.unique(np.concatenate(found), axis=0)
+def _candidates(signatures: npt.NDArray[np.uint16]) -> npt.NDArray[np.int64]:
+    """Pairs whose signatures are the same in one band."""
+    keys = np.ascontiguousarray(signatures).view(np.uint64)[:, 0]
+    order = np.argsort(keys, kind="stable")
+    starts = np.flatnonzero(np.diff(keys[order], prepend=~keys[order[:1]]))
+    ends = np.append(starts[1:], len(order))
+    found = [_pairs(order[start:end]) for start, end in zip(starts, ends, strict=True) if end - start > 1]
+    return np.concatenate([np.empty((0, 2), dtype=np.int64), *found])
 
 
 def _pairs(bucket: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
