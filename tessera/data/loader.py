@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from tessera.batches import ImageBatch
 from tessera.config import DataConfig, UserError
-from tessera.data.captions import names_side
+from tessera.data.captions import drawn_caption, mirrors
 from tessera.data.order import Cut, Indices, Order
 from tessera.data.sources import Source, captions_of, split_indices
 from tessera.media.images import Pixels, UnreadableImage, fit
@@ -134,23 +134,9 @@ def prepare(source: Source, config: DataConfig, index: int, position: int, draw:
         crop_x, crop_y = fraction(mix(draw, 1)), fraction(mix(draw, 2))
         zoom = 1 + (config.zoom - 1) * fraction(mix(draw, 3))
     image = fit(image, config.resolution, crop_x=crop_x, crop_y=crop_y, zoom=zoom)
-    if mirrors(config, captions, draw):
+    if mirrors(config.flip, captions, draw):
         image = image[:, ::-1]
     return Item(key, caption, position, image)
-
-
-def drawn_caption(captions: Sequence[str], draw: int | None) -> str | None:
-    """One of several, another one each epoch; the first where nothing is drawn."""
-    if not captions:
-        return None
-    return captions[0 if draw is None else mix(draw, 5) % len(captions)]
-
-
-def mirrors(config: DataConfig, captions: Sequence[str], draw: int | None) -> bool:
-    """Half of the draws; never a sample whose captions say left or right, unless that is asked for."""
-    if draw is None or not config.flip or mix(draw, 4) % 2 == 0:
-        return False
-    return config.flip == "always" or not names_side(captions)
 
 
 def collate(items: Sequence[Item]) -> ImageBatch | str:

@@ -62,7 +62,7 @@ class Metrics:
     def __init__(self, folder: Path, trackers: tuple[str, ...], first_step: int) -> None:
         self._path = folder / "metrics.jsonl"
         cut_back(self._path, first_step)
-        self._file = self._path.open("a", encoding="utf8", errors="backslashreplace")
+        self._file = self._path.open("a", encoding="utf8")
         self._board = _tensorboard(folder / "tensorboard", first_step) if "tensorboard" in trackers else None
 
     def write(self, step: int, kind: str, numbers: Mapping[str, float]) -> None:
