@@ -8,13 +8,11 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 from tessera.config import UserError
 from tessera.data.folders import CAPTION_SUFFIXES, Contents, Reject, divide
 from tessera.data.splits import SPLIT_NAMES
 from tessera.data.tables import Row, clean_captions, filled_captions, image_of, table_rows
-from tessera.randomness import mix
 
 # Whole words that a mirror would turn into a lie: left, right, left-hand, leftwards, rightmost; not bright or copyright.
 _SIDE = re.compile(r"\b(left|right)(wards?|most|hand|handed|side)?\b", re.IGNORECASE)
@@ -24,20 +22,6 @@ _REPEATS = re.compile(r"^\d+_(?=.)")  # kohya's `10_cat`: repeats, then the name
 def names_side(captions: Sequence[str]) -> bool:
     """Whether one of them says left or right."""
     return any(_SIDE.search(caption) for caption in captions)
-
-
-def drawn_caption(captions: Sequence[str], draw: int | None) -> str | None:
-    """One of several, another one each epoch; the first where nothing is drawn."""
-    if not captions:
-        return None
-    return captions[0 if draw is None else mix(draw, 5) % len(captions)]
-
-
-def mirrors(flip: bool | Literal["always"], captions: Sequence[str], draw: int | None) -> bool:
-    """Half of the draws; never a sample whose captions say left or right, unless that is asked for."""
-    if draw is None or not flip or mix(draw, 4) % 2 == 0:
-        return False
-    return flip == "always" or not names_side(captions)
 
 
 def pair_captions(contents: Contents, *, split_folders: bool = True, class_folders: bool = True) -> None:

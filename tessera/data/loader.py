@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from tessera.batches import ImageBatch
 from tessera.config import DataConfig, UserError
-from tessera.data.captions import drawn_caption, mirrors
+from tessera.data.draws import drawn_caption, mirrors
 from tessera.data.order import Cut, Indices, Order
 from tessera.data.sources import Source, captions_of, split_indices
 from tessera.media.images import Pixels, UnreadableImage, fit
