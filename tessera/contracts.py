@@ -106,6 +106,7 @@ class Stage:
     after: Callable[[Nets, Mapping[str, Tensor], int], None] = _nothing_after  # once a step, with the stats of its turns
     digest: Callable[[Mapping[str, Tensor]], dict[str, float]] = _empty_digest  # reduced sums -> numbers: code use
     compiled: tuple[type[nn.Module], ...] = ()  # module classes that engine.compile compiles
+    sharded: tuple[type[nn.Module], ...] = ()  # module classes that engine.parallel: shard slices; nets without one stay whole
     checkpointed: tuple[type[nn.Module], ...] = ()  # module classes that engine.activation_checkpointing recomputes
 
     def __post_init__(self) -> None:
@@ -164,6 +165,7 @@ class Train:
     batch_size: int  # samples per update over all ranks
     steps: int
     build: Callable[[], Stage]  # fresh nets, initialised from the seed on the CPU
+    serves: Callable[[], Nets]  # fresh nets of those that use needs, which an export holds: no critic, no helper of training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tessera.batches import to_uint8
 from tessera.data.sources import ImageFolder
 from tessera.data.synth.shapes import write_shapes
 from tessera.data.synth.shapes_oracle import oracle_accuracy
@@ -16,8 +15,8 @@ from tessera.engine.track import read_metrics
 from tessera.media.images import write_png
 from tessera.media.sheets import sheet
 from tessera.nn.similarity import psnr
-from tessera.pipeline import load_nets, resolve, train
-from tessera.tokenizers.image.model import ImageTokenizer
+from tessera.pipeline import resolve, train
+from tessera.sampling.session import load
 
 NUM_PICTURES, SEED = 4000, 0
 
@@ -48,20 +47,15 @@ def run_demo(out: Path, steps: int | None = None) -> DemoResult:
     return judge(data, run)
 
 
-@torch.no_grad()
 def judge(data: Path, run: Path) -> DemoResult:
     """Reconstructs held-out combinations with the averaged weights of the last step, from ids alone."""
-    tokenizer = load_nets(run, "tokenizer")["tokenizer"]
-    assert isinstance(tokenizer, ImageTokenizer)
+    session = load(run)
     source = ImageFolder.open(data / "heldout")
-    real = (
-        torch.from_numpy(np.stack([source.read(index) for index in range(len(source))])).permute(0, 3, 1, 2).float() / 127.5 - 1
-    )
+    real = np.stack([source.read(index) for index in range(len(source))])
     captions = [source.caption(index) or "" for index in range(len(source))]
-    made = torch.cat([tokenizer.decode(tokenizer.encode(chunk)) for chunk in real.split(64)])
-    pictures = [to_uint8(images).permute(0, 2, 3, 1).numpy() for images in (real, made)]
+    made = np.stack([np.asarray(picture) for picture in session.reconstruct(*real)])
     path = run / "reconstructions.png"
-    write_png(path, sheet([list(row[:10]) for row in pictures], row_names=["real", "made"], captions=captions[:10], scale=3))
+    write_png(path, sheet([list(real[:10]), list(made[:10])], row_names=["real", "made"], captions=captions[:10], scale=3))
     valid = [line for line in read_metrics(run / "tokenizer" / "metrics.jsonl") if line["kind"] == "valid"][-1]
-    accuracy = oracle_accuracy(pictures[1], captions)
-    return DemoResult(data, run, path, float(psnr(made, real).mean()), valid["codes_used"], accuracy)
+    closeness = psnr(*(torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 127.5 - 1 for pictures in (made, real)))
+    return DemoResult(data, run, path, float(closeness.mean()), valid["codes_used"], oracle_accuracy(made, captions))

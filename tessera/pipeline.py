@@ -12,39 +12,29 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from tessera.config import Layer, UserError, build, difference, layer_of, nearest, parse_sets, read_yaml
-from tessera.contracts import Recipe, Stage, Train
+from tessera.contracts import Stage, Train
 from tessera.data import opening
 from tessera.data.loader import ImageLoader
 from tessera.data.order import Cut
 from tessera.data.sources import Source, StoredImages, as_source
-from tessera.engine.checkpoint import newest_valid, point_back, read_json, read_pointer, read_weights, restore, sweep
+from tessera.engine.checkpoint import newest_valid, point_back, read_json, restore, sweep
 from tessera.engine.dist import World, join, leave
 from tessera.engine.loop import Fit, Job
 from tessera.engine.run import lock, new_run, write_config, write_environment
 from tessera.engine.signals import StopFlag
 from tessera.engine.state import TrainState, place
 from tessera.engine.track import Journal
+from tessera.engine.trackers import refuse_missing
 from tessera.randomness import mix, mix_text
-from tessera.recipes import RECIPES
+from tessera.recipes import RECIPES, find_recipe
+from tessera.sampling.stored import read_run
 
 StageBuilders = Mapping[str, Callable[[], Stage]]
 
 
 # --- configuration
-
-
-def find_recipe(name: str) -> Recipe:
-    """A recipe by name."""
-    if name not in RECIPES:
-        hint = nearest(name, RECIPES)
-        raise UserError(
-            f"no recipe and no file is called {name!r}{f'; did you mean {hint!r}?' if hint else ''}; "
-            f"recipes: {', '.join(RECIPES)}; or name a .yaml file"
-        )
-    return RECIPES[name]
 
 
 def resolve(
@@ -155,14 +145,6 @@ def resume(run: Path | str, *, sets: Sequence[str] = (), data: Any = None, stage
     return folder
 
 
-def read_run(folder: Path) -> tuple[Recipe, Layer]:
-    """The recipe of a run, and its saved values."""
-    if not (folder / "config.yaml").is_file():
-        raise UserError(f"{folder} is no run folder: it has no config.yaml; `tessera list` shows the runs in ./runs")
-    saved = read_yaml(folder / "config.yaml")
-    return find_recipe(str(saved.values.get("recipe", ""))), saved
-
-
 def refuse_changes(changes: Sequence[tuple[str, object, object]]) -> None:
     """The order of samples is a function of these: changing one would repeat some samples and never show others."""
     for key, before, after in changes:
@@ -177,6 +159,7 @@ def refuse_changes(changes: Sequence[tuple[str, object, object]]) -> None:
 def session(config: Any) -> Iterator[tuple[World, StopFlag]]:
     """Ranks joined, signals caught, numerics set."""
     engine = config.engine
+    refuse_missing(engine.trackers)
     torch.use_deterministic_algorithms(engine.deterministic, warn_only=True)
     torch.backends.cudnn.benchmark = not engine.deterministic  # shapes are few and fixed
     torch.set_float32_matmul_precision("high" if engine.precision == "bf16" else "highest")
@@ -243,6 +226,7 @@ def train_stage(folder: Path, config: Any, train: Train, source: Source, world: 
         "batch_size": train.batch_size,
         "world_size": world.size,
         "data": fingerprint(source, loader),
+        "num_captioned": sum(source.caption(index) is not None for index in range(len(source))),  # for the model card
         "needs": dict(stage.needs),
         "config": config.model_dump(mode="json"),
     }
@@ -319,22 +303,3 @@ def _resume_state(
         )
     journal.say(f"resumed from {path} at step {state.step}")
     return frozenset({path.name})
-
-
-# --- what a run holds
-
-
-def load_nets(run: Path | str, stage: str, checkpoint: str = "latest") -> dict[str, nn.Module]:
-    """The nets of a trained stage in eval mode on the CPU, averaged weights where there are any."""
-    recipe, saved = read_run(Path(run))
-    (train,) = pick(recipe.steps(build(recipe.config_type, [saved])), stage)
-    home = Path(run) / stage / "checkpoints"
-    name = read_pointer(home / checkpoint)
-    if name is None:
-        raise UserError(f"{home} has no checkpoint called {checkpoint!r}; train the stage first")
-    weights = read_weights(home / name)
-    nets = dict(train.build().nets)
-    for net, module in nets.items():
-        module.load_state_dict(weights[net])
-        module.eval().requires_grad_(False)
-    return nets

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 
+import tessera
 from tessera.cli import main
 from tessera.data.synth.shapes import write_shapes
 
@@ -29,6 +31,7 @@ QUICK = [
 def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_shapes(tmp_path / "photos", 24, 0, image_size=32)
     write_shapes(tmp_path / "shapes", 24, 0, image_size=32)
+    shutil.copy(next((tmp_path / "photos" / "train").glob("*.png")), tmp_path / "cat.png")
     monkeypatch.chdir(tmp_path)
     return tmp_path / "photos"
 
@@ -41,13 +44,19 @@ def commands(text: str) -> list[list[str]]:
 @pytest.mark.parametrize("page", ["README.md", "docs/recipes/muse.md"])
 def test_every_command_runs(page: str, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = commands((ROOT / page).read_text(encoding="utf8"))
-    assert [words[0] for words in found] == ["data", "train", "train", "resume"]
+    assert [words[0] for words in found] == ["data", "train", "train", "resume", "export"]
     for words in found:
         extra = QUICK if words[0] == "train" else []
         with pytest.raises(SystemExit) as end:
             main([*words, *extra])
         assert end.value.code == 0, (words, capsys.readouterr())
         assert "next: " in capsys.readouterr().out, words
+    examples = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf8"), flags=re.DOTALL)
+    examples += re.findall(r"`(tessera\.load\(.*?\.save\(.*?\))`", (ROOT / page).read_text(encoding="utf8"))
+    assert examples
+    for example in examples:
+        exec(compile(example, page, "exec"), {"tessera": tessera})
+    assert (photos.parent / "again.png").is_file()
 
 
 def test_make_has_the_targets_of_the_readme() -> None:

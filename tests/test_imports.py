@@ -14,7 +14,7 @@ ROOT = Path(tessera.__file__).parent
 BASE = ("contracts", "batches", "config")
 ALL_BUT_CLI = (
     *BASE, "media", "nn", "text", "data", "tokenizers", "generators", "recipes", "engine", "sampling", "evals", "bench",
-    "pipeline", "rehearsal", "demo",
+    "pipeline", "rehearsal", "demo", "doctor",
 )  # fmt: skip
 
 # room -> what it may import besides itself. `engine.dist` is one module of a room, `engine` all of them.
@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "pipeline": ALL_BUT_CLI,
     "rehearsal": ALL_BUT_CLI,
     "demo": ALL_BUT_CLI,
+    "doctor": ("", *ALL_BUT_CLI),
     "cli": ("", *ALL_BUT_CLI),
     "": ("pipeline", "sampling"),  # tessera/__init__.py: what Python users call
     "__main__": ("cli",),

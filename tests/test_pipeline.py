@@ -27,6 +27,8 @@ from tessera.engine.loop import NonFinite
 from tessera.engine.track import read_metrics
 from tessera.media.images import UnreadableImage
 from tessera.recipes import RECIPES
+from tessera.sampling import session
+from tessera.sampling.stored import load_nets
 
 SETS = (
     "engine.device=cpu",
@@ -313,22 +315,24 @@ def test_a_dry_run_writes_nothing_and_foresees_the_disk(folder: Path, tmp_path: 
     run = tessera.train(made)
     written = sum(file.stat().st_size for file in (run / "tokenizer" / "checkpoints" / "step-000003").glob("*.safetensors"))
     assert estimate.disk_bytes == pytest.approx(3 * written, rel=0.3)  # the one kept, best, and the one being written
-    nets = pipeline.load_nets(run, "tokenizer")
-    assert estimate.parameters == {name: sum(p.numel() for p in net.parameters()) for name, net in nets.items()}
+    net = load_nets(run, "tokenizer")["tokenizer"]
+    assert estimate.parameters["tokenizer"] == sum(p.numel() for p in net.parameters())
 
 
 def test_trained_nets_are_the_averaged_ones(folder: Path, tmp_path: Path) -> None:
     run = tessera.train(config(folder), run=tmp_path / "run")
     saved = load_file(run / "tokenizer" / "checkpoints" / "step-000003" / "ema.safetensors")
-    net = pipeline.load_nets(run, "tokenizer")["tokenizer"]
+    net = load_nets(run, "tokenizer")["tokenizer"]
     assert all(torch.equal(value, saved[f"tokenizer/{name}"]) for name, value in net.state_dict().items())
     with pytest.raises(UserError, match="no checkpoint called 'oldest'"):
-        pipeline.load_nets(run, "tokenizer", "oldest")
+        load_nets(run, "tokenizer", "oldest")
 
 
-def test_the_package_offers_train_and_resume_only() -> None:
+def test_the_package_offers_train_resume_and_load_only() -> None:
     assert tessera.train is pipeline.train
     assert tessera.resume is pipeline.resume
+    assert tessera.load is session.load
+    assert tessera.__all__ == ["load", "resume", "train"]
     with pytest.raises(AttributeError, match="no attribute 'sample'"):
         tessera.sample  # noqa: B018
 

@@ -86,6 +86,47 @@ def resume(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder
     finish(pipeline.resume(run, sets=sets or ()))
 
 
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder; it may still be training.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="A new folder for the export.")],
+    checkpoint: Annotated[str, typer.Option(metavar="NAME", help="latest, best or step-N.")] = "latest",
+) -> None:
+    """Write what use needs of a run into a folder that travels: weights, config, model card."""
+    from tessera.sampling.package import export_run
+
+    export_run(run, out, checkpoint)
+    for file in sorted(path for path in out.rglob("*") if path.is_file()):
+        print(f"{file}  {file.stat().st_size:,} bytes")
+    print(f"the licence in {out / 'README.md'} is yours to write")
+    code = f'import tessera; tessera.load({json.dumps(str(out))}).reconstruct("PICTURE")[0].save("reconstruction.png")'
+    print(f"next: python -c {shlex.quote(code)}")
+
+
+@app.command()
+def doctor(
+    resume_test: Annotated[
+        bool,
+        typer.Option(
+            "--resume-test", help="Prove that a killed and resumed run equals an unbroken one; exit 1 if not. Half a minute."
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> int:
+    """What this machine has, as one block to paste into a report, with warnings and what to do."""
+    if resume_test:
+        return run_resume_test(as_json)
+    from tessera.doctor.report import examine
+
+    report = examine(Path())
+    if as_json:
+        print(json.dumps(report.to_json(), indent=1, ensure_ascii=False))
+    else:
+        print("\n".join(report.lines()))
+        print("next: tessera doctor --resume-test   or   tessera train muse --data FOLDER --dry-run")
+    return 0
+
+
 @data_app.command("check")
 def data_check(
     path: Annotated[Path, typer.Argument(help="A folder of images, tars or arrays (docs/data.md); or one .tar or .npy file.")],
@@ -134,6 +175,7 @@ def data_synth(
 def list_all() -> None:
     """Recipes with their presets and stages, bench cases, and the runs in ./runs."""
     from tessera.bench import CASES
+    from tessera.engine.checkpoint import read_pointer
     from tessera.recipes import RECIPES
 
     for recipe in RECIPES.values():
@@ -143,7 +185,7 @@ def list_all() -> None:
     print(f"bench cases: {', '.join(CASES)}")
     for run in sorted(Path("runs").glob("*/config.yaml")):
         latest = [
-            f"{path.parent.parent.name} {path.read_text().strip()}" for path in sorted(run.parent.glob("*/checkpoints/latest"))
+            f"{path.parent.parent.name} {read_pointer(path) or '?'}" for path in sorted(run.parent.glob("*/checkpoints/latest"))
         ]
         print(f"run {run.parent}: {', '.join(latest) or 'no checkpoint yet'}")
     print("next: tessera train RECIPE --data FOLDER")
@@ -190,6 +232,24 @@ def print_estimate(estimate: Any) -> None:
     )
 
 
+def run_resume_test(as_json: bool) -> int:
+    """0 if resume is exact, 1 if not."""
+    from dataclasses import asdict
+
+    from tessera.doctor.resume_test import prove_resume
+
+    proof = prove_resume(lambda line: print(line, file=sys.stderr, flush=True))
+    if as_json:
+        print(json.dumps({**asdict(proof), "exact": proof.exact}, indent=1))
+        return 0 if proof.exact else 1
+    print("\n".join([f"device: {proof.device}", *(f"done: {event}" for event in proof.events)]))
+    print("\n".join([*(f"compared: {what}" for what in proof.compared), *(f"DIFFERS: {wrong}" for wrong in proof.differences)]))
+    verdict = "exact: the resumed run equals the unbroken one, bit for bit" if proof.exact else "NOT exact; please report this"
+    print(f"{verdict} ({proof.seconds:.0f} s)")
+    print("next: tessera train muse --data FOLDER --dry-run" if proof.exact else "next: tessera doctor   for the report")
+    return 0 if proof.exact else 1
+
+
 def finish(run: Path) -> None:
     """The last lines of train and resume: what is where, and what to do next. Of several ranks only the first says it."""
     if os.environ.get("RANK", "0") != "0":
@@ -199,7 +259,8 @@ def finish(run: Path) -> None:
     pictures = sorted(run.glob("*/samples/*.png"))
     if pictures:
         print(f"pictures: {pictures[-1]}")
-    print(f"next: tessera resume {shlex.quote(str(run))} --set tokenizer.steps=N   to train longer")
+    name = shlex.quote(str(run))
+    print(f"next: tessera export {name} --out DIR   or   tessera resume {name} --set tokenizer.steps=N   to train longer")
 
 
 def spread_sets(arguments: Sequence[str]) -> list[str]:

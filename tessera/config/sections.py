@@ -87,6 +87,9 @@ class EngineConfig(Config):
     """bf16 computes products under autocast; weights, EMA and optimizer stay fp32."""
     micro_batch_size: int | None = Field(None, ge=1)
     """Most samples a rank puts through at once; smaller than its share of the batch means accumulation. null: all."""
+    parallel: Literal["replicate", "shard"] = "replicate"
+    """With several ranks: each holds all weights, or only its slice of the large nets' (FSDP2). Both give the same losses, and
+    each resumes what the other saved. Slices save memory and cost traffic."""
     compile: bool = False
     """torch.compile on the modules that the stage names."""
     cuda_graphs: bool = False
@@ -114,8 +117,9 @@ class EngineConfig(Config):
     On a GPU `skip` costs one wait for the device each step."""
     max_skips: int = Field(10, ge=1)
     """With nonfinite: skip, this many updates left out in a row stop the run."""
-    trackers: tuple[Literal["tensorboard"], ...] = ()
-    """Besides metrics.jsonl, which is always written. `[tensorboard]` needs the extra: pip install -e '.[track]'."""
+    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    """Besides metrics.jsonl, which is always written. Each needs its extra: `track` (TensorBoard), `wandb`, `trackio`. None asks
+    for an account or uses the network: W&B is offline unless the variable WANDB_MODE says otherwise."""
     timeout_s: int = Field(600, ge=10)
     """How long a rank waits for the others before it gives up."""
 
@@ -123,4 +127,6 @@ class EngineConfig(Config):
     def _graphs(self) -> EngineConfig:
         if self.cuda_graphs and not self.compile:
             raise ValueError("cuda_graphs has no effect without compile; set compile: true, or leave cuda_graphs out")
+        if self.cuda_graphs and self.parallel == "shard":
+            raise ValueError("cuda_graphs cannot record what parallel: shard sends between ranks; leave one of them out")
         return self

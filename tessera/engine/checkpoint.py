@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from tessera.config import UserError
 from tessera.engine.optim import named_state, restore_state
+from tessera.engine.shard import cut_like, whole
 from tessera.engine.state import TrainState
 
 FORMAT = 1
@@ -33,21 +34,25 @@ class NonFiniteWeights(Exception):
     """Weights that must not replace good ones on disk."""
 
 
-def save_checkpoint(folder: Path, state: TrainState, facts: Mapping[str, Any]) -> Path:
-    """Writes `folder/step-N` and moves `latest` to it. Called on one rank; replicated nets are whole everywhere."""
+def save_checkpoint(folder: Path, state: TrainState, facts: Mapping[str, Any], *, writes: bool = True) -> Path:
+    """Writes `folder/step-N` and moves `latest` to it. Every rank calls it, because slices are gathered; one of them writes."""
     final = folder / step_name(state.step)
+    files = gather(state, keep=writes)
+    if not writes:
+        return final
+    refuse_nonfinite(files["model.safetensors"], state.step)
     if final.exists() and not faults(final):
         point(folder / "latest", final.name)
         return final
     temporary = folder / f".{final.name}.tmp-{os.getpid()}"
     temporary.mkdir(parents=True)
     try:
-        for name, tensors in tensors_of(state).items():
+        for name, tensors in files.items():
             write_tensors(temporary / name, tensors)
         write_json(temporary / "state.json", _numbers_of(state))
-        files = {name: {"bytes": (temporary / name).stat().st_size, "sha256": digest(temporary / name)} for name in FILES}
+        sums = {name: {"bytes": (temporary / name).stat().st_size, "sha256": digest(temporary / name)} for name in FILES}
         write_json(
-            temporary / "manifest.json", {"format": FORMAT, "step": state.step, "seed": state.seed, **facts, "files": files}
+            temporary / "manifest.json", {"format": FORMAT, "step": state.step, "seed": state.seed, **facts, "files": sums}
         )
         sync_folder(temporary)
         if final.exists():
@@ -64,14 +69,30 @@ def save_checkpoint(folder: Path, state: TrainState, facts: Mapping[str, Any]) -
 def tensors_of(state: TrainState) -> dict[str, dict[str, Tensor]]:
     """The three tensor files, by `net/parameter`."""
     model = {f"{net}/{name}": t for net, module in state.nets.items() for name, t in module.state_dict().items()}
-    for name, tensor in model.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise NonFiniteWeights(f"{name} holds non-finite numbers at step {state.step}; not saved")
     ema = {f"{net}/{name}": t for net, module in state.averages.items() for name, t in module.state_dict().items()}
     optimizer = {
-        f"{net}/{name}": t for net, module in state.nets.items() for name, t in named_state(module, state.optimizers[net])
+        f"{net}/{name}": t for net, adam in state.optimizers.items() for name, t in named_state(state.parameters[net], adam)
     }
     return {"model.safetensors": model, "ema.safetensors": ema, "optimizer.safetensors": optimizer}
+
+
+def gather(state: TrainState, *, keep: bool) -> dict[str, dict[str, Tensor]]:
+    """`tensors_of` with slices put together, one tensor at a time, in the CPU's memory of the rank that keeps them."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for file, tensors in tensors_of(state).items():
+        found[file] = {}
+        for name, tensor in tensors.items():
+            value = whole(tensor.detach())
+            if keep:
+                found[file][name] = value.to("cpu", copy=True).contiguous()
+    return found
+
+
+def refuse_nonfinite(tensors: Mapping[str, Tensor], step: int) -> None:
+    """Weights that are not finite must not replace good ones."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise NonFiniteWeights(f"{name} holds non-finite numbers at step {step}; not saved")
 
 
 def _numbers_of(state: TrainState) -> dict[str, Any]:
@@ -83,8 +104,8 @@ def restore(path: Path, state: TrainState) -> None:
     _fill(state.nets, read_tensors(path / "model.safetensors"), path)
     _fill(state.averages, read_tensors(path / "ema.safetensors"), path)
     moments = by_net(read_tensors(path / "optimizer.safetensors"))
-    for net, module in state.nets.items():
-        restore_state(module, state.optimizers[net], moments.get(net, {}))
+    for net in state.nets:
+        restore_state(state.parameters[net], state.optimizers[net], moments.get(net, {}))
     numbers = read_json(path / "state.json")
     state.step, state.seed, state.skips = numbers["step"], numbers["seed"], numbers["skips"]
     state.best, state.best_step = numbers["best"], numbers["best_step"]
@@ -102,7 +123,7 @@ def _fill(nets: Mapping[str, nn.Module], tensors: Mapping[str, Tensor], path: Pa
                 f"{path} does not fit net {name!r} of this config: {len(wrong)} tensors differ ({some}); "
                 f"leave the model as it was trained, or pass the stages= that it was trained with"
             )
-        net.load_state_dict(found)
+        net.load_state_dict(cut_like(found, net))
 
 
 def read_weights(path: Path) -> dict[str, dict[str, Tensor]]:
@@ -208,8 +229,9 @@ def read_pointer(pointer: Path) -> str | None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """One safetensors file, flushed to the disk; tied tensors are written once a name."""
-    save_file({name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}, path)
+    """One safetensors file, flushed to the disk, as readable as its folder: the library itself would keep it to its owner."""
+    save_file(dict(tensors), path)
+    path.chmod(path.parent.stat().st_mode & 0o666)
     with path.open("rb") as file:
         os.fsync(file.fileno())
 

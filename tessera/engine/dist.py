@@ -18,6 +18,7 @@ import torch.distributed.nn.functional  # before there is a group: it keeps the 
 from torch import Tensor
 
 from tessera.config import EngineConfig, UserError
+from tessera.engine.shard import sharded
 
 T = TypeVar("T")
 BUCKET_BYTES = 32 * 2**20  # large enough to fill a link, small enough that several are in flight
@@ -111,7 +112,7 @@ def sum_gradients(world: World, parameters: Sequence[Tensor]) -> None:
     if world.size == 1:
         return
     flights = []
-    for bucket in _buckets(parameters):
+    for bucket in _buckets([p for p in parameters if not sharded(p)]):  # those of sharded nets are summed in their backward pass
         grads = [p.grad for p in bucket if p.grad is not None]
         flat = torch.cat([grad.reshape(-1) for grad in grads])
         flights.append((bucket, grads, flat, torch_dist.all_reduce(flat, async_op=True)))

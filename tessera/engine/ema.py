@@ -7,6 +7,8 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from tessera.engine.shard import own
+
 Pairs = list[tuple[Tensor, Tensor]]
 
 
@@ -29,7 +31,7 @@ def pairs_of(average: nn.Module, net: nn.Module) -> Pairs:
 def update_average(pairs: Pairs, decay: float) -> None:
     """average <- decay * average + (1 - decay) * net, all in one call; counters and other whole numbers are copied."""
     floats = [(kept, new) for kept, new in pairs if kept.is_floating_point()]
-    torch._foreach_lerp_([kept for kept, _ in floats], [new for _, new in floats], 1 - decay)
+    torch._foreach_lerp_([own(kept) for kept, _ in floats], [own(new) for _, new in floats], 1 - decay)
     for kept, new in pairs:
         if not kept.is_floating_point():
             kept.copy_(new)

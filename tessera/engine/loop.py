@@ -61,10 +61,17 @@ class Fit:
     def __init__(self, job: Job, state: TrainState, world: World, journal: Journal, stop: StopFlag) -> None:
         self.job, self.state, self.world, self.journal, self.stop = job, state, world, journal, stop
         self.setting = Setting.of(world, job.steps, job.config)
-        self.metrics = Metrics(job.folder, job.config.trackers, state.step) if world.main else None
+        self.metrics = world.together(self.open_metrics)
         self.clock = Clock(world.device, job.batch_size, state.step, job.steps)
         self.unread: deque[StepReport] = deque()
         self.validation: Sequence[Batch] | None = None
+
+    def open_metrics(self) -> Metrics | None:
+        """Only the main rank writes; a tracker that cannot start stops all."""
+        if not self.world.main:
+            return None
+        job = self.job
+        return Metrics(job.folder, job.config.trackers, self.state.step, self.journal, job.facts.get("config"))
 
     def run(self) -> None:
         """Trains to the end. Raises `Stopped` on a signal, `NonFinite` where numbers break."""
@@ -198,8 +205,8 @@ class Fit:
         folder = self.job.folder / "checkpoints"
 
         def write() -> None:
+            path = save_checkpoint(folder, self.state, self.job.facts, writes=self.world.main)
             if self.world.main:
-                path = save_checkpoint(folder, self.state, self.job.facts)
                 if self.state.best_step == self.state.step:
                     point(folder / "best", path.name)
                 prune(folder, self.job.config.keep_checkpoints, set(self.job.pinned))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
 
 from tessera.config import OptimConfig
+from tessera.engine.shard import like
 
 
 def build_optimizer(net: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
@@ -44,19 +45,25 @@ def learning_rate(config: OptimConfig, step: int, first_step: int, steps: int) -
     return config.lr * (config.final_lr_share + (1 - config.final_lr_share) * fall)
 
 
-def named_state(net: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
+def named_state(
+    parameters: Sequence[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer
+) -> Iterator[tuple[str, torch.Tensor]]:
     """Optimizer tensors as `parameter/moment`; parameters that were never updated have none."""
-    for name, parameter in sorted(net.named_parameters()):
+    for name, parameter in sorted(parameters):
         for key, value in sorted(optimizer.state.get(parameter, {}).items()):
             yield f"{name}/{key}", value
 
 
-def restore_state(net: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
+def restore_state(
+    parameters: Sequence[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]
+) -> None:
     """The inverse of `named_state`: every tensor finds its parameter by name, never by order."""
-    parameters = dict(net.named_parameters())
+    by_name = dict(parameters)
     optimizer.state.clear()
     for full_name, value in tensors.items():
         name, key = full_name.rsplit("/", 1)
-        parameter = parameters[name]
-        target = torch.empty_like(parameter) if value.shape == parameter.shape and key != "step" else torch.empty_like(value)
-        optimizer.state[parameter][key] = target.to(parameter.device).copy_(value)
+        parameter = by_name[name]
+        if value.shape == parameter.shape and key != "step":
+            optimizer.state[parameter][key] = torch.empty_like(parameter).copy_(like(value, parameter))
+        else:
+            optimizer.state[parameter][key] = torch.empty_like(value).to(parameter.device).copy_(value)

@@ -6,6 +6,7 @@ import fcntl
 import os
 import platform
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -13,7 +14,7 @@ import numpy
 import torch
 
 from tessera.config import Config, UserError, dump_yaml
-from tessera.engine.checkpoint import write_json, write_text
+from tessera.engine.checkpoint import read_json, write_json, write_text
 from tessera.engine.dist import World
 
 
@@ -66,6 +67,7 @@ def describe_environment(world: World) -> dict[str, Any]:
     )
     return {
         "command": sys.argv,
+        "tessera": installed("tessera-gen"),
         "device": f"{world.device.type}: {device}",
         "ranks": world.size,
         "threads": torch.get_num_threads(),
@@ -76,6 +78,20 @@ def describe_environment(world: World) -> dict[str, Any]:
     }
 
 
+def installed(package: str) -> str:
+    """The version of a package, as its installer noted it."""
+    try:
+        return version(package)
+    except PackageNotFoundError:  # run from a source tree
+        return "unknown"
+
+
 def write_environment(run: Path, world: World) -> None:
-    """env.json of the latest start; log.txt has the history."""
-    write_json(run / "env.json", describe_environment(world))
+    """env.json of the latest start, and the commands of all: the first one trained, the others went on."""
+    path = run / "env.json"
+    try:
+        earlier = read_json(path).get("commands", [])
+    except (OSError, UserError):  # the first start, or somebody else's file
+        earlier = []
+    found = describe_environment(world)
+    write_json(path, {**found, "commands": [*(earlier if isinstance(earlier, list) else []), found["command"]]})

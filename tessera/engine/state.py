@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
 
 from tessera.config import EngineConfig
 from tessera.contracts import Stage
 from tessera.engine.ema import Pairs, average_of, pairs_of
 from tessera.engine.optim import build_optimizer
+from tessera.engine.shard import shard_net, units_of
 
 
 @dataclass(slots=True)
@@ -34,9 +36,11 @@ class TrainState:
     traced: set[str] = field(default_factory=set)  # turns whose graph was checked
     parameters: dict[str, list[tuple[str, nn.Parameter]]] = field(init=False)  # walking the modules at every step takes
     pairs: dict[str, Pairs] = field(init=False)  # milliseconds, so these lists are made once
+    units: dict[str, list[FSDPModule]] = field(init=False)  # modules that gather their own weights, of nets that are sharded
 
     def __post_init__(self) -> None:
         self.parameters = {name: list(net.named_parameters()) for name, net in self.nets.items()}
+        self.units = {name: units_of(net) for name, net in self.nets.items()}
         self.pairs = {name: pairs_of(average, self.nets[name]) for name, average in self.averages.items()}
 
     @property
@@ -55,6 +59,9 @@ def place(stage: Stage, seed: int, config: EngineConfig, device: torch.device) -
     averages = {name: average_of(stage.nets[name]) for name in stage.averaged}
     for net in stage.all_nets.values():
         speed_up(net, stage, config)
+    if config.parallel == "shard":
+        for net in (*stage.nets.values(), *averages.values()):
+            shard_net(net, stage.sharded, device)
     optimizers = {name: build_optimizer(net, stage.optim[name]) for name, net in stage.nets.items()}
     return TrainState(0, seed, dict(stage.nets), averages, optimizers)
 

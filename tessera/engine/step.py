@@ -21,6 +21,7 @@ from tessera.contracts import Context, Loss, Stage, Turn
 from tessera.engine.dist import World, sum_gradients
 from tessera.engine.ema import decay_at, update_average
 from tessera.engine.optim import learning_rate
+from tessera.engine.shard import gradient_norms, sum_in_backward
 from tessera.engine.state import TrainState
 from tessera.engine.trace import check_reach
 from tessera.randomness import mix
@@ -130,6 +131,7 @@ def train_step(
             losses = []
             for micro, batch in enumerate(batches):
                 seed_dropout(state, index, micro, setting.world)
+                sum_in_backward((unit for net in turn.trains for unit in state.units[net]), micro == len(batches) - 1)
                 losses.append(backward(state, stage, turn, batch, handed[micro], setting))
         sums = reduce_losses(losses, setting.world, stop)
         done = update(state, stage, turn, sums, setting)
@@ -190,7 +192,7 @@ def update(state: TrainState, stage: Stage, turn: Turn, sums: Sums, setting: Set
     parameters = [p for _, p in named]
     sum_gradients(setting.world, parameters)
     weight = sums.numbers["weight"].float()
-    norms = torch.stack(torch._foreach_norm([p.grad for p in parameters if p.grad is not None]))
+    norms = gradient_norms([p.grad for p in parameters if p.grad is not None])
     norm = torch.linalg.vector_norm(norms) / weight
     broken = (~(torch.isfinite(norm) & torch.isfinite(sums.numbers["loss"]))).float()
     if setting.nonfinite == "stop":  # once broken, nothing moves: the weights stay as they were before

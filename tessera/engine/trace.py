@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from tessera.contracts import Loss, Stage, Turn
+from tessera.engine.shard import sharded
 
 
 def check_reach(loss: Loss, turn: Turn, stage: Stage) -> None:
@@ -17,6 +18,8 @@ def check_reach(loss: Loss, turn: Turn, stage: Stage) -> None:
     if loss.total.ndim or loss.weight.ndim:
         shapes = f"{tuple(loss.total.shape)} and {tuple(loss.weight.shape)}"
         raise ValueError(f"turn {turn.name!r}: Loss.total and Loss.weight must be scalars (sums), got shapes {shapes}")
+    if any(sharded(p) for net in turn.trains for p in stage.nets[net].parameters()):
+        return  # the graph ends in gathered copies, which belong to nobody; the stage is checked where it is replicated
     reached = leaves(loss.total)
     owners = {id(p): (net, name) for net, module in stage.all_nets.items() for name, p in module.named_parameters()}
     strangers = [leaf for leaf in reached if owners.get(id(leaf), ("", ""))[0] not in turn.trains]

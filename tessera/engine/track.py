@@ -1,4 +1,4 @@
-"""Where numbers and messages go: metrics.jsonl always, TensorBoard if asked, log.txt, and one live line on a terminal."""
+"""Where numbers and messages go: metrics.jsonl always, trackers if asked, log.txt, and one live line on a terminal."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from tessera.config import UserError
+from tessera.engine.trackers import open_trackers
 
 
 class Journal:
@@ -59,27 +59,29 @@ class Journal:
 class Metrics:
     """metrics.jsonl of one stage, and the trackers that were asked for."""
 
-    def __init__(self, folder: Path, trackers: tuple[str, ...], first_step: int) -> None:
+    def __init__(
+        self, folder: Path, trackers: Sequence[str], first_step: int, journal: Journal | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         self._path = folder / "metrics.jsonl"
         cut_back(self._path, first_step)
         self._file = self._path.open("a", encoding="utf8")
-        self._board = _tensorboard(folder / "tensorboard", first_step) if "tensorboard" in trackers else None
+        self._trackers = open_trackers(trackers, folder, first_step, config or {}, journal.say if journal else print)
 
     def write(self, step: int, kind: str, numbers: Mapping[str, float]) -> None:
         """One line; what is not finite becomes null, which JSON can say."""
         clean = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
         self._file.write(json.dumps({"step": step, "kind": kind, **clean}) + "\n")
         self._file.flush()
-        if self._board is not None:
-            for name, value in clean.items():
-                if value is not None:
-                    self._board.add_scalar(f"{kind}/{name}", value, step)
+        finite = {name: value for name, value in clean.items() if value is not None}
+        for tracker in self._trackers:
+            tracker.write(step, kind, finite)
 
     def close(self) -> None:
         """Flushes and closes everything."""
         self._file.close()
-        if self._board is not None:
-            self._board.close()
+        for tracker in self._trackers:
+            tracker.close()
 
 
 def cut_back(path: Path, step: int) -> None:
@@ -91,7 +93,7 @@ def cut_back(path: Path, step: int) -> None:
         try:
             if line.endswith(b"\n") and json.loads(line)["step"] <= step:
                 kept.append(line)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             continue
     temporary = path.with_suffix(".tmp")
     temporary.write_bytes(b"".join(kept))
@@ -101,13 +103,3 @@ def cut_back(path: Path, step: int) -> None:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """All lines of a metrics.jsonl."""
     return [json.loads(line) for line in path.read_text(encoding="utf8").splitlines()]
-
-
-def _tensorboard(folder: Path, first_step: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise UserError(
-            "engine.trackers names tensorboard, which is not installed; pip install 'tessera-gen[track]', or leave it out"
-        ) from None
-    return SummaryWriter(str(folder), purge_step=first_step + 1)

@@ -1,14 +1,40 @@
-"""Perceptual distance: how differently a fixed VGG16 sees two pictures."""
+"""Perceptual distance: how differently a fixed VGG16 sees two pictures. Its weights come from the user's file."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 import torch.nn.functional as F
+from pydantic import Field, field_validator
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from tessera.config import Config, UserError
 from tessera.nn.conv import channels_last, store_channels_last
 
 PLAN = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))  # widths; a max-pool between groups
+
+PUBLIC = (0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28)  # the convolutions' places in torchvision's vgg16().features
+CONVERT = (
+    "import torch; from safetensors.torch import save_file; "
+    "save_file(torch.load('vgg16.pth', weights_only=True), 'vgg16.safetensors')"
+)
+
+
+class PerceptualConfig(Config):
+    """Perceptual distance by a VGG16 from a local file."""
+
+    path: Path
+    """vgg16.safetensors with torchvision's names, relative to where the command runs. A run saves it absolute."""
+    weight: float = Field(1.0, gt=0)
+    """Weight of the term."""
+
+    @field_validator("path")
+    @classmethod
+    def _absolute(cls, path: Path) -> Path:
+        return path.absolute()
 
 
 class VGG16Distance(nn.Module):
@@ -53,3 +79,39 @@ class VGG16Distance(nn.Module):
                 x = F.relu(conv(x))
             found.append(x.float())
         return found
+
+
+def load_vgg16(path: Path) -> VGG16Distance:
+    """From safetensors, by torchvision's names (features.0.weight) or ours (groups.0.0.weight); others, as of the classifier, are
+    passed over. Nothing pickled is read: such a file can run code."""
+    net = VGG16Distance()
+    found = read_tensors(path)
+    ours = list(net.state_dict())
+    public = [f"features.{place}.{kind}" for place in PUBLIC for kind in ("weight", "bias")]
+    names = ours if ours[0] in found else public
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise UserError(
+            f"{path} is no VGG16: it lacks {len(missing)} of {len(names)} tensors, the first {missing[0]}; "
+            f"found {', '.join(sorted(found)[:4]) or 'nothing'}; expected torchvision's names, {public[0]} to {public[-1]}"
+        )
+    for name, own in zip(names, ours, strict=True):
+        if found[name].shape != net.state_dict()[own].shape:
+            shapes = f"{list(found[name].shape)}; expected {list(net.state_dict()[own].shape)}"
+            raise UserError(f"{path} is no VGG16: {name} has the shape {shapes} (vgg16 without batch norm)")
+    net.load_state_dict({own: found[name].float() for name, own in zip(names, ours, strict=True)})
+    return net.eval().requires_grad_(False)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """A safetensors file, or the reason why it is none."""
+    if not path.is_file():
+        raise UserError(f"perceptual.path: there is no file {path}; name a VGG16 as safetensors, or set loss.perceptual=null")
+    if path.suffix in (".pth", ".pt", ".bin", ".ckpt", ".pkl"):
+        raise UserError(f'perceptual.path: {path.name} is a pickle, which can run code; convert it once: python -c "{CONVERT}"')
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise UserError(
+            f'perceptual.path: {path} cannot be read as safetensors ({error}); convert: python -c "{CONVERT}"'
+        ) from error

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+from tessera.config import UserError, nearest
 from tessera.contracts import Recipe
 from tessera.recipes.muse import MUSE
 
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (MUSE,)}
+
+
+def find_recipe(name: str) -> Recipe:
+    """A recipe by name."""
+    if name not in RECIPES:
+        hint = nearest(name, RECIPES)
+        raise UserError(
+            f"no recipe and no file is called {name!r}{f'; did you mean {hint!r}?' if hint else ''}; "
+            f"recipes: {', '.join(RECIPES)}; or name a .yaml file"
+        )
+    return RECIPES[name]

@@ -16,10 +16,11 @@ from tessera.config import Config, DataConfig, EngineConfig, OptimConfig
 from tessera.contracts import Context, Nets, Preview, Recipe, Stage, Train
 from tessera.media.images import encode_png
 from tessera.media.sheets import sheet
+from tessera.nn.perceptual import load_vgg16
 from tessera.nn.quantizers import FSQConfig
 from tessera.nn.similarity import psnr
 from tessera.tokenizers.image.critic import CriticConfig
-from tessera.tokenizers.image.model import ImageTokenizerConfig
+from tessera.tokenizers.image.model import ImageTokenizer, ImageTokenizerConfig
 from tessera.tokenizers.image.stage import ImageTokenizerStageConfig, build_stage
 
 
@@ -126,10 +127,19 @@ def steps(config: MuseConfig) -> Sequence[Train]:
     """The stages in the order in which they train."""
 
     def build_tokenizer() -> Stage:
-        return replace(build_stage(config.tokenizer, config.data.channels), preview=preview_reconstructions)
+        wanted = config.tokenizer.loss.perceptual
+        perceptual = None if wanted is None else load_vgg16(wanted.path)
+        stage = build_stage(config.tokenizer, config.data.channels, perceptual)
+        return replace(stage, preview=preview_reconstructions)
 
     return [
-        Train(name="tokenizer", batch_size=config.tokenizer.batch_size, steps=config.tokenizer.steps, build=build_tokenizer),
+        Train(
+            name="tokenizer",
+            batch_size=config.tokenizer.batch_size,
+            steps=config.tokenizer.steps,
+            build=build_tokenizer,
+            serves=lambda: {"tokenizer": ImageTokenizer(config.tokenizer.model, config.data.channels)},
+        )
     ]
 
 

@@ -54,7 +54,8 @@ def test_training_and_going_on(tessera: Run, tmp_path: Path, shapes: Path, tiny:
     assert ended.out.splitlines() == [
         "tokenizer: runs/muse-001/tokenizer/checkpoints/step-000002",
         "pictures: runs/muse-001/tokenizer/samples/step-000002.png",
-        "next: tessera resume runs/muse-001 --set tokenizer.steps=N   to train longer",
+        "next: tessera export runs/muse-001 --out DIR   or   "
+        "tessera resume runs/muse-001 --set tokenizer.steps=N   to train longer",
     ]
     ended = tessera("resume", "runs/muse-001", "--set", "tokenizer.steps=4", "engine.save_every_steps=3")
     assert ended.code == 0

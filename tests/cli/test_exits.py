@@ -88,7 +88,7 @@ def test_help_is_quick(tmp_path: Path) -> None:
     ended = process("--help", cwd=tmp_path)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert ended.returncode == 0
-    for command in ("demo", "train", "resume", "list", "bench", "data"):
+    for command in ("demo", "train", "resume", "export", "doctor", "list", "bench", "data"):
         assert command in ended.stdout
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.5
 

@@ -92,6 +92,7 @@ def test_a_file_that_is_no_config(tessera: Run, tmp_path: Path, text: str, said:
         (["train", "muse", "--dry-run"], "no data: give a folder with --data PATH"),
         (["train", "muse", "--data", "nowhere"], "does not exist; expected a folder of png"),
         (["resume", "nowhere"], "nowhere is no run folder: it has no config.yaml"),
+        (["export", "nowhere", "--out", "x"], "nowhere is no run folder: it has no config.yaml"),
         (["data", "check", "nowhere"], "does not exist"),
         # what typer finds
         (["train"], "Missing argument 'RECIPE|FILE.yaml'"),
@@ -101,6 +102,8 @@ def test_a_file_that_is_no_config(tessera: Run, tmp_path: Path, text: str, said:
         (["train", "muse", "--steps", "few"], "--steps"),
         (["train", "muse", "--data"], "--data"),
         (["data", "synth", "shapes"], "--out"),
+        (["export", "run"], "--out"),
+        (["doctor", "--resume"], "--resume-test"),
     ],
 )
 def test_a_wrong_command(tessera: Run, tmp_path: Path, arguments: list[str], said: str) -> None:

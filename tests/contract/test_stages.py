@@ -25,6 +25,9 @@ from tessera.engine.step import Setting, train_step
 from tessera.engine.track import read_metrics
 from tessera.engine.validate import eval_mode, validate
 from tessera.recipes import RECIPES
+from tessera.sampling.package import export_run
+from tessera.sampling.session import load
+from tessera.sampling.stored import load_nets
 
 WORLD = World(0, 1, torch.device("cpu"))
 STEPS = 6
@@ -280,6 +283,25 @@ def test_stopping_and_resuming_is_never_having_stopped(
 
 
 @pytest.mark.parametrize(("recipe", "name"), STAGES)
+def test_it_can_be_exported_and_opened(recipe: str, name: str, unbroken: dict[str, Path], tmp_path: Path) -> None:
+    run = unbroken[recipe]
+    (train,) = [train for train in RECIPES[recipe].steps(pipeline.resolve(str(run / "config.yaml"))) if train.name == name]
+    stage, served = train.build(), train.serves()
+    assert served
+    assert set(stage.averaged) <= set(served) <= set(stage.nets)
+    for net, module in served.items():
+        wanted = {key: tensor.shape for key, tensor in stage.nets[net].state_dict().items()}
+        assert {key: tensor.shape for key, tensor in module.state_dict().items()} == wanted
+    model = export_run(run, tmp_path / "model")
+    for path in (run, model):
+        nets = load(path, device="cpu").nets[name]
+        assert set(nets) == set(served)
+    saved = load_nets(run, name)
+    for net, module in load_nets(model, name).items():
+        assert all(torch.equal(tensor, saved[net].state_dict()[key]) for key, tensor in module.state_dict().items())
+
+
+@pytest.mark.parametrize(("recipe", "name"), STAGES)
 def test_a_run_holds_what_was_promised(recipe: str, name: str, unbroken: dict[str, Path], data: dict[str, Path]) -> None:
     run = unbroken[recipe]
     config = small(recipe, data)
@@ -288,6 +310,6 @@ def test_a_run_holds_what_was_promised(recipe: str, name: str, unbroken: dict[st
     assert sorted(path.name for path in (run / name / "checkpoints").iterdir() if path.is_dir())[-1] == f"step-{STEPS:06d}"
     assert (run / name / "checkpoints" / "best").read_text().startswith("step-")
     assert {path.stem for path in (run / name / "samples").iterdir()} == {"step-000003", "step-000006"}
-    nets = pipeline.load_nets(run, name)
+    nets = load_nets(run, name)
     assert all(not net.training for net in nets.values())
     assert all(bool(torch.isfinite(p).all()) and not p.requires_grad for net in nets.values() for p in net.parameters())

@@ -1,6 +1,7 @@
 """`record.py FOLDER ARGUMENTS`: the program, which also writes what its rank saw and held to FOLDER/RANK.json.
 
-keys: step -> sample keys; hash: of the nets, averages and optimizers at the end; threads: what still runs at exit.
+keys: step -> sample keys; hash: of the nets, averages and optimizers at the end; held: share of the weights; threads: what still
+runs at exit.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 
 from tessera.cli import main
 from tessera.engine import loop
-from tessera.engine.checkpoint import tensors_of
+from tessera.engine.checkpoint import gather
+from tessera.engine.shard import own
 
 train_step, fit_run = loop.train_step, loop.Fit.run
 seen: dict[str, Any] = {"keys": {}}
@@ -29,10 +31,12 @@ def recorded_step(state: Any, stage: Any, batches: list[Any], *rest: Any) -> Any
 def recorded_run(self: loop.Fit) -> None:
     fit_run(self)
     digest = hashlib.sha256()
-    for file, tensors in tensors_of(self.state).items():
+    for file, tensors in gather(self.state, keep=True).items():
         for name, tensor in sorted(tensors.items()):
-            digest.update(f"{file} {name}".encode() + tensor.contiguous().numpy().tobytes())
+            digest.update(f"{file} {name}".encode() + tensor.numpy().tobytes())
     seen["hash"] = digest.hexdigest()
+    parameters = [p for named in self.state.parameters.values() for _, p in named]
+    seen["held"] = sum(own(p.detach()).numel() for p in parameters) / sum(p.numel() for p in parameters)
 
 
 def write() -> None:

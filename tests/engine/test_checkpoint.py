@@ -138,15 +138,11 @@ class Tied(nn.Module):
 
 
 def test_awkward_tensors_come_back(tmp_path: Path) -> None:
-    stage = gan()
-    state = placed(stage)
-    state.nets, state.averages = {"tied": Tied()}, {}
-    state.optimizers = {"tied": torch.optim.AdamW(state.nets["tied"].parameters(), fused=True)}
-    path = save_checkpoint(tmp_path, state, {})
-    other = Tied()
-    state.nets, kept = {"tied": other}, state.nets["tied"]
-    state.optimizers = {"tied": torch.optim.AdamW(other.parameters(), fused=True)}
-    restore(path, state)
+    kept, other = Tied(), Tied()
+    states = [
+        TrainState(0, 5, {"tied": net}, {}, {"tied": torch.optim.AdamW(net.parameters(), fused=True)}) for net in (kept, other)
+    ]
+    restore(save_checkpoint(tmp_path, states[0], {}), states[1])
     assert all(torch.equal(value, other.state_dict()[name]) for name, value in kept.state_dict().items())
     assert other.two.weight is other.one.weight
 

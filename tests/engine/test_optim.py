@@ -113,14 +113,14 @@ def test_state_finds_its_parameter_by_name() -> None:
     config = OptimConfig(lr=0.1, weight_decay=0.1)
     adam, other = build_optimizer(first, config), build_optimizer(second, config)
     stepped(first, adam, 1)
-    saved = {name: value.clone() for name, value in named_state(first, adam)}
+    saved = {name: value.clone() for name, value in named_state(list(first.named_parameters()), adam)}
     assert set(saved) == {f"{name}/{key}" for name, _ in first.named_parameters() for key in ("step", "exp_avg", "exp_avg_sq")}
     second.load_state_dict(first.state_dict())
     stepped(second, other, 99)  # an older state that must be gone afterwards
     second.load_state_dict(first.state_dict())
     shuffled = dict(reversed(saved.items()))
-    restore_state(second, other, shuffled)
-    assert all(torch.equal(value, saved[name]) for name, value in named_state(second, other))
+    restore_state(list(second.named_parameters()), other, shuffled)
+    assert all(torch.equal(value, saved[name]) for name, value in named_state(list(second.named_parameters()), other))
     stepped(first, adam, 2)
     stepped(second, other, 2)
     theirs = dict(second.named_parameters())
@@ -131,14 +131,18 @@ def test_restored_state_is_a_copy_in_the_layout_of_its_parameter() -> None:
     net = nn.Conv2d(4, 4, 3).to(memory_format=torch.channels_last)
     optimizer = build_optimizer(net, PLAIN)
     moment = torch.randn(4, 4, 3, 3)
-    restore_state(net, optimizer, {"weight/exp_avg": moment, "weight/exp_avg_sq": moment.abs(), "weight/step": torch.tensor(3.0)})
+    restore_state(
+        list(net.named_parameters()),
+        optimizer,
+        {"weight/exp_avg": moment, "weight/exp_avg_sq": moment.abs(), "weight/step": torch.tensor(3.0)},
+    )
     held = optimizer.state[net.weight]
     assert held["exp_avg"].is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(held["exp_avg"], moment)
     assert (held["step"].shape, held["step"].item()) == ((), 3.0)
     held["exp_avg"].zero_()
     assert moment.any()
-    restore_state(net, optimizer, {})
+    restore_state(list(net.named_parameters()), optimizer, {})
     assert not optimizer.state
 
 

@@ -186,7 +186,9 @@ def snapshot(state: TrainState, net: str | None = None) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for name, module in state.nets.items():
         found |= {f"raw/{name}/{key}": value.clone() for key, value in module.state_dict().items()}
-        found |= {f"optim/{name}/{key}": value.clone() for key, value in named_state(module, state.optimizers[name])}
+        found |= {
+            f"optim/{name}/{key}": value.clone() for key, value in named_state(state.parameters[name], state.optimizers[name])
+        }
     for name, module in state.averages.items():
         found |= {f"ema/{name}/{key}": value.clone() for key, value in module.state_dict().items()}
     return {key: value for key, value in found.items() if net is None or key.split("/")[1] == net}

@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 import torch
 
+from tessera.batches import ImageBatch
+from tessera.contracts import Context
 from tessera.data.synth.shapes import write_shapes
 from tessera.engine import loop
 from tessera.engine.checkpoint import list_checkpoints, read_weights
 from tessera.engine.loop import NonFinite
 from tessera.engine.track import read_metrics
 from tessera.pipeline import resolve, resume, train
+from tessera.recipes import RECIPES
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -130,3 +133,34 @@ def test_device_memory_is_flat_over_two_thousand_steps(
     print(f"graphs {graphs}: allocated and reserved MiB by step: {seen}")
     assert seen[2000][0] - seen[400][0] < 1
     assert seen[2000][1] - seen[400][1] < 8
+
+
+QUANTIZERS = ["{kind: fsq}", "{kind: lfq}", "{kind: vq}", "{kind: residual, num_quantizers: 2, quantizer: {kind: vq}}"]
+
+
+@pytest.mark.parametrize("quantizer", QUANTIZERS)
+def test_every_quantizer_learns_compiled_and_recorded(quantizer: str, shapes: Path, tmp_path: Path) -> None:
+    fast = ("engine.precision=bf16", "engine.compile=true", "engine.cuda_graphs=true", "tokenizer.critic.lecam={}")
+    lines = fitted(tmp_path / "run", shapes, 100, f"tokenizer.model.quantizer={quantizer}", *fast)
+    assert lines[-1]["tokenizer/l1"] < 0.6 * lines[0]["tokenizer/l1"]
+    assert lines[-1]["codes_used"] > 0.02
+    assert any(line.get("critic/lecam", 0) > 0 for line in lines)
+
+
+@pytest.mark.parametrize("quantizer", QUANTIZERS)
+def test_neither_turn_nor_the_codebook_waits_for_the_device(quantizer: str, shapes: Path) -> None:
+    config = resolve("muse", preset="tiny", sets=[*SMALL, f"tokenizer.model.quantizer={quantizer}", "tokenizer.critic.lecam={}"])
+    stage, device = RECIPES["muse"].steps(config)[0].build(), torch.device("cuda")
+    for net in stage.nets.values():
+        net.to(device)
+    images = (torch.rand(8, 3, 32, 32) * 255).byte()
+    batch = ImageBatch(images, torch.ones(8, dtype=torch.bool), torch.arange(8), ("",) * 8, (None,) * 8).to(device)
+    positions = batch.positions.to(device)
+    for mode in ("default", "error"):  # the first time, libraries set themselves up
+        torch.cuda.set_sync_debug_mode(mode)
+        try:
+            first = stage.turns[0].loss(stage.nets, batch, Context(8, 0, positions))
+            second = stage.turns[1].loss(stage.nets, batch, Context(8, 0, positions, {"tokenizer": first.hand}))
+            stage.after(stage.nets, {**first.stats, **second.stats}, 8)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

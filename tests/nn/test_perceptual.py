@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tessera.nn.perceptual import VGG16Distance
+from tessera.config import UserError
+from tessera.nn.perceptual import PerceptualConfig, VGG16Distance, load_vgg16
+from tessera.pipeline import resolve
+from tessera.recipes import RECIPES
 
 # Convolutions of torchvision's vgg16().features, in order: (out, in).
 PUBLIC = [(64, 3), (64, 64), (128, 64), (128, 128), (256, 128), (256, 256), (256, 256)]
@@ -75,3 +81,88 @@ def test_gradients_flow_into_the_made_picture_only(net: VGG16Distance) -> None:
 def test_the_distance_of_a_picture_does_not_depend_on_its_batch(net: VGG16Distance) -> None:
     a, b = pictures(3), pictures(3).roll(2, -1)
     torch.testing.assert_close(torch.cat([net(x[None], y[None]) for x, y in zip(a, b, strict=True)]), net(a, b))
+
+
+# ---- weights from a file
+
+
+def public_layout() -> nn.Sequential:
+    """torchvision's vgg16().features, as documented: convolutions with ReLU, a max-pool after each of five groups."""
+    layers: list[nn.Module] = []
+    width_in = 3
+    for group in ((64, 64), (128, 128), (256,) * 3, (512,) * 3, (512,) * 3):
+        for width in group:
+            layers += [nn.Conv2d(width_in, width, 3, padding=1), nn.ReLU()]
+            width_in = width
+        layers.append(nn.MaxPool2d(2, 2))
+    return nn.Sequential(*layers)
+
+
+@pytest.fixture(scope="module")
+def public(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Sequential, Path]:
+    """A network with random weights and its file by torchvision's names, classifier included."""
+    torch.manual_seed(1)
+    chain, path = public_layout(), tmp_path_factory.mktemp("vgg") / "vgg16.safetensors"
+    tensors = {f"features.{name}": value for name, value in chain.state_dict().items()}
+    save_file({**tensors, "classifier.0.bias": torch.zeros(7)}, path)
+    return chain, path
+
+
+def test_a_file_with_public_names_gives_the_public_features(public: tuple[nn.Sequential, Path]) -> None:
+    chain, path = public
+    net, x = load_vgg16(path), pictures(1, size=32)
+    assert not net.training
+    assert not any(p.requires_grad for p in net.parameters())
+    seen = ((x + 1) / 2 - torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)) / torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
+    found = iter(net.features(x))
+    for place, layer in enumerate(chain):
+        seen = layer(seen)
+        if place in (3, 8, 15, 22, 29):  # relu1_2, relu2_2, relu3_3, relu4_3, relu5_3
+            torch.testing.assert_close(next(found), seen, rtol=1e-3, atol=1e-5)
+
+
+def test_a_file_with_our_own_names(public: tuple[nn.Sequential, Path], tmp_path: Path) -> None:
+    net = load_vgg16(public[1])
+    save_file({name: value.contiguous() for name, value in net.state_dict().items()}, tmp_path / "own.safetensors")
+    again = load_vgg16(tmp_path / "own.safetensors")
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), again.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["vgg16.pth", "vgg16.pt", "vgg16.bin"])
+def test_nothing_pickled_is_read(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"\x80\x04")
+    with pytest.raises(UserError, match=r"is a pickle, which can run code; convert it once: python -c .*save_file"):
+        load_vgg16(tmp_path / name)
+
+
+def test_what_is_no_vgg16_is_refused(public: tuple[nn.Sequential, Path], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"there is no file .*gone.safetensors; name a VGG16 as safetensors, or set"):
+        load_vgg16(tmp_path / "gone.safetensors")
+    (tmp_path / "text.safetensors").write_text("hello")
+    with pytest.raises(UserError, match="cannot be read as safetensors"):
+        load_vgg16(tmp_path / "text.safetensors")
+    tensors = load_file(public[1])
+    save_file({"conv1.weight": torch.zeros(3)}, tmp_path / "other.safetensors")
+    with pytest.raises(UserError, match=r"lacks 26 of 26 tensors, the first features.0.weight; found conv1.weight; expected"):
+        load_vgg16(tmp_path / "other.safetensors")
+    save_file({name: value for name, value in tensors.items() if name != "features.28.bias"}, tmp_path / "short.safetensors")
+    with pytest.raises(UserError, match=r"lacks 1 of 26 tensors, the first features.28.bias"):
+        load_vgg16(tmp_path / "short.safetensors")
+    save_file({**tensors, "features.5.weight": torch.zeros(64)}, tmp_path / "shape.safetensors")
+    with pytest.raises(UserError, match=r"features.5.weight has the shape \[64\]; expected \[128, 64, 3, 3\]"):
+        load_vgg16(tmp_path / "shape.safetensors")
+
+
+def test_the_path_is_kept_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert PerceptualConfig(path=Path("vgg16.safetensors")).path == tmp_path / "vgg16.safetensors"
+
+
+def test_the_recipe_reads_the_file_when_it_builds(public: tuple[nn.Sequential, Path], tmp_path: Path) -> None:
+    start = resolve("muse", preset="tiny", sets=[f"tokenizer.loss.perceptual={{path: {public[1]}, weight: 0.5}}"])
+    stage = RECIPES["muse"].steps(start)[0].build()
+    assert set(stage.frozen) == {"perceptual"}
+    assert start.tokenizer.loss.perceptual.weight == 0.5
+    broken = resolve("muse", preset="tiny", sets=[f"tokenizer.loss.perceptual.path={tmp_path}/gone.safetensors"])
+    with pytest.raises(UserError, match="there is no file"):
+        RECIPES["muse"].steps(broken)[0].build()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +15,10 @@ from torch import Tensor, nn
 
 from tessera.batches import ImageBatch
 from tessera.contracts import Context, Loss
-from tessera.nn.perceptual import VGG16Distance
+from tessera.nn.perceptual import PerceptualConfig, VGG16Distance
 from tessera.nn.similarity import psnr, ssim
-from tessera.tokenizers.image.critic import Critic, CriticConfig, PenaltyConfig
-from tessera.tokenizers.image.losses import ADAPTIVE_LIMIT, ImageLossConfig, ImageLosses, follow_latents, judge_with_slope
+from tessera.tokenizers.image.critic import Critic, CriticConfig, LeCamConfig, PenaltyConfig
+from tessera.tokenizers.image.losses import ADAPTIVE_LIMIT, ImageLossConfig, ImageLosses, follow, follow_latents, judge_with_slope
 from tessera.tokenizers.image.model import ImageTokenizer, ImageTokenizerConfig
 
 MODEL = ImageTokenizerConfig(widths=(8, 8), blocks=(1, 1))
@@ -44,7 +46,7 @@ def cut(whole: ImageBatch, start: int, stop: int) -> ImageBatch:
 
 
 def losses(critic: CriticConfig | None = CRITIC, l1: float = 1.0, l2: float = 1.0) -> ImageLosses:
-    return ImageLosses(ImageLossConfig(l1=l1, l2=l2), critic, MODEL.quantizer.vocab_size)
+    return ImageLosses(ImageLossConfig(l1=l1, l2=l2), critic)
 
 
 def at(step: int, handed: dict[str, Any] | None = None) -> Context:
@@ -318,3 +320,75 @@ def test_the_critic_takes_any_size_and_starts_at_zero(widths: tuple[int, ...], s
     halvings = len(widths) - 1
     assert logits.shape == (2, 1, size >> halvings, (size + 8) >> halvings)
     assert logits.abs().max() == 0
+
+
+# ---- other contests
+
+
+BCE = CRITIC.model_copy(update={"loss": "bce"})
+
+
+def test_the_first_logistic_losses_are_what_theory_says() -> None:
+    fresh, data = nets(fresh=True), batch()
+    loss = losses(BCE).tokenizer_turn(fresh, data, at(10))
+    assert loss.parts["plea"].item() == pytest.approx(4 * math.log(2), rel=1e-6)
+    judged = losses(BCE).critic_turn(fresh, data, at(10, {"tokenizer": loss.hand}))
+    assert judged.parts["bce"].item() == judged.total.item() == pytest.approx(4 * 2 * math.log(2), rel=1e-6)
+    assert "hinge" not in judged.parts
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_the_logistic_loss_by_hand(adaptive: bool) -> None:
+    used, data = nets(), batch()
+    critic = BCE.model_copy(update={"adaptive": adaptive})
+    loss = losses(critic).tokenizer_turn(used, data, at(10))
+    made = used["tokenizer"](data.images).images.detach().requires_grad_(True)
+    real, fake = used["critic"](data.images).flatten(1), used["critic"](made).flatten(1)
+    plea = -fake.sigmoid().log().mean(1)
+    error = (made - data.images).flatten(1)
+    plain = error.abs().mean(1) + error.square().mean(1)
+    (pull,) = torch.autograd.grad(plain.sum(), made, retain_graph=True)
+    (push,) = torch.autograd.grad(plea.sum(), made, retain_graph=True)
+    weight = 0.1 * (pull.flatten(1).norm(dim=1) / push.flatten(1).norm(dim=1) if adaptive else torch.ones(4))
+    assert loss.parts["plea_weight"].item() == pytest.approx(weight.sum().item(), rel=1e-4)
+    assert loss.total.item() == pytest.approx((plain + weight * plea).sum().item(), rel=1e-5)
+    judged = losses(critic).critic_turn(used, data, at(10, {"tokenizer": loss.hand}))
+    by_hand = -real.sigmoid().log().mean(1) - (1 - fake.sigmoid()).log().mean(1)
+    assert judged.total.item() == pytest.approx(by_hand.sum().item(), rel=1e-5)
+
+
+def test_lecam_by_hand() -> None:
+    config = CRITIC.model_copy(update={"lecam": LeCamConfig(weight=0.2, decay=0.75)})
+    used, data = nets(), batch(valid=(True, True, False, True))
+    torch.manual_seed(0)
+    critic = Critic(config, 3)
+    critic.load_state_dict(used["critic"].state_dict() | {"past.real": torch.tensor(0.5), "past.made": torch.tensor(-0.25)})
+    used["critic"] = critic
+    hand = used["tokenizer"](data.images).images.detach()
+    plain = losses().critic_turn(used | {"critic": nets()["critic"]}, data, at(10, {"tokenizer": hand}))
+    judged = losses(config).critic_turn(used, data, at(10, {"tokenizer": hand}))
+    real, fake = critic(data.images).flatten(1), critic(hand).flatten(1)
+    by_hand = 0.2 * ((real + 0.25).square().mean(1) + (fake - 0.5).square().mean(1))
+    assert judged.parts["lecam"].item() == pytest.approx(by_hand[data.valid].sum().item(), rel=1e-5)
+    assert judged.total.item() == pytest.approx(plain.total.item() + by_hand[data.valid].sum().item(), rel=1e-5)
+    first = losses(config).tokenizer_turn(used, data, at(10))
+    follow(used, {**first.stats, **judged.stats}, 10)
+    assert critic.past is not None
+    assert critic.past.real.item() == pytest.approx(0.75 * 0.5 + 0.25 * real[data.valid].mean().item(), rel=1e-5)
+    assert critic.past.made.item() == pytest.approx(-0.75 * 0.25 + 0.25 * fake[data.valid].mean().item(), rel=1e-5)
+    kept = critic.past.real.clone()
+    follow(used, first.stats, 11)  # a step without the critic's turn
+    assert torch.equal(critic.past.real, kept)
+    assert not plain.stats
+
+
+def test_without_lecam_the_critic_saves_nothing_more() -> None:
+    assert not [name for name in Critic(CRITIC, 3).state_dict() if "past" in name]
+
+
+def test_the_perceptual_term_is_weighed(tmp_path: Path) -> None:
+    eyes = VGG16Distance().eval().requires_grad_(False)
+    terms = ImageLossConfig(perceptual=PerceptualConfig(path=tmp_path / "vgg16.safetensors", weight=0.25))
+    full = losses(None).reconstruction_terms({"perceptual": eyes}, batch().images.flip(0), batch().images)
+    part = ImageLosses(terms, None).reconstruction_terms({"perceptual": eyes}, batch().images.flip(0), batch().images)
+    torch.testing.assert_close(part["perceptual"], 0.25 * full["perceptual"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from pydantic import Field, model_validator
@@ -20,6 +22,15 @@ class PenaltyConfig(Config):
     """Steps from one application to the next; each is that many times stronger. 1 applies it always."""
 
 
+class LeCamConfig(Config):
+    """Keeps the critic's logits near their past means, which helps where data are few (Tseng et al. 2021)."""
+
+    weight: float = Field(1e-3, gt=0)
+    """Strength."""
+    decay: float = Field(0.99, ge=0, lt=1)
+    """Of the moving averages of the critic's logits, each step."""
+
+
 class CriticConfig(Config):
     """A patch critic and its part in the tokenizer's loss."""
 
@@ -29,12 +40,16 @@ class CriticConfig(Config):
     """First step at which the tokenizer hears the critic; before that it learns to reconstruct."""
     warmup_steps: int = Field(500, ge=0)
     """How many steps before start_step the critic itself begins to learn."""
+    loss: Literal["hinge", "bce"] = "hinge"
+    """`hinge`, or `bce`: the logistic loss, for the tokenizer in the form that does not saturate."""
     weight: float = Field(0.1, gt=0)
     """Weight of the adversarial term; with adaptive, a share of the reconstruction's pull."""
     adaptive: bool = False
     """Rescale the term so that its gradient at the reconstruction has `weight` times the norm of the other terms'."""
     penalty: PenaltyConfig | None = None
     """Gradient penalty on the critic; null: none."""
+    lecam: LeCamConfig | None = None
+    """Regularisation of the critic's logits; null: none."""
 
     @model_validator(mode="after")
     def _widths(self) -> CriticConfig:
@@ -48,11 +63,37 @@ class CriticConfig(Config):
         return max(0, self.start_step - self.warmup_steps)
 
 
+class PastLogits(nn.Module):
+    """Moving averages of the critic's logits on real and on made pictures, over whole global batches. Both start at 0, as the
+    critic does."""
+
+    real: Tensor
+    made: Tensor
+
+    def __init__(self, config: LeCamConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.register_buffer("real", torch.zeros(()))
+        self.register_buffer("made", torch.zeros(()))
+
+    def penalty(self, real_logits: Tensor, made_logits: Tensor) -> Tensor:
+        """b n logits of each -> b (Tseng et al. 2021, R_LC): real ones near the past made ones, and the other way round."""
+        apart = (real_logits - self.made).square().mean(1) + (made_logits - self.real).square().mean(1)
+        return self.config.weight * apart
+
+    @torch.no_grad()
+    def follow(self, real_mean: Tensor, made_mean: Tensor) -> None:
+        """One step of both averages."""
+        self.real.lerp_(real_mean.float(), 1 - self.config.decay)
+        self.made.lerp_(made_mean.float(), 1 - self.config.decay)
+
+
 class Critic(nn.Module):
-    """b c h w -> b 1 h' w', one logit a patch; starts at 0 everywhere, so its first hinge loss is 2."""
+    """b c h w -> b 1 h' w', one logit a patch; starts at 0 everywhere, so the first hinge loss is 2, the first bce 2 ln 2."""
 
     def __init__(self, config: CriticConfig, channels: int) -> None:
         super().__init__()
+        self.past = None if config.lecam is None else PastLogits(config.lecam)
         self.first = initialise(nn.Conv2d(channels, config.widths[0], 5, padding=2))
         pairs = list(zip(config.widths[:-1], config.widths[1:], strict=True))
         self.convs = nn.ModuleList(initialise(nn.Conv2d(a, b, 4, stride=2, padding=1), gain=1.4) for a, b in pairs)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -17,12 +17,14 @@ from torch import Tensor, nn
 from tessera.batches import ImageBatch
 from tessera.config import Config
 from tessera.contracts import Context, Loss, Nets
-from tessera.nn.quantizers import code_counts, code_use
+from tessera.nn.perceptual import PerceptualConfig
+from tessera.nn.quantizers import code_use
 from tessera.nn.similarity import psnr, ssim
-from tessera.tokenizers.image.critic import CriticConfig
-from tessera.tokenizers.image.model import ImageTokenizer
+from tessera.tokenizers.image.critic import Critic, CriticConfig
+from tessera.tokenizers.image.model import ImageTokenizer, Reconstruction
 
 ADAPTIVE_LIMIT = 1e4  # of the ratio of gradient norms, as in Esser et al. 2021
+QUANTIZER = "quantizer/"  # in front of the names of the quantizer's own sums
 
 
 class ImageLossConfig(Config):
@@ -32,6 +34,8 @@ class ImageLossConfig(Config):
     """Weight of the mean absolute error."""
     l2: float = Field(1.0, ge=0)
     """Weight of the mean squared error."""
+    perceptual: PerceptualConfig | None = None
+    """Distance between features of a fixed VGG16, from a local file; null: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,32 +44,48 @@ class ImageLosses:
 
     terms: ImageLossConfig
     critic: CriticConfig | None
-    vocab_size: int
 
     def tokenizer_turn(self, nets: Nets, batch: ImageBatch, context: Context) -> Loss:
         """Reconstruct; from the critic's start on, also please it."""
-        made = nets["tokenizer"](batch.images)
+        tokenizer = tokenizer_of(nets)
+        made = tokenizer(batch.images, batch.valid)
         picture = made.images.detach().requires_grad_(True)  # the terms are cut off here: their slope is needed by itself
         parts = self.reconstruction_terms(nets, picture, batch.images)
         total = sum_of(parts)
         slope = slope_of(total, picture)
         if self.critic is not None and context.step >= self.critic.start_step:
-            plea = -nets["critic"](picture).flatten(1).mean(1)
+            plea = self.plea(nets["critic"](picture).flatten(1))
             push = slope_of(plea, picture)
             weight = self.plea_weight(slope, push)
             total, slope = total + weight * plea, slope + weight.view(-1, 1, 1, 1) * push
             parts |= {"plea": plea, "plea_weight": weight}
+        total = with_slope(total, slope, made.images)
+        for name, term in made.quantized.terms.items():
+            total, parts[name] = total + term, term
         parts["psnr"] = psnr(picture.detach().clamp(-1, 1), batch.images)
-        stats = {"codes": code_counts(made.ids, self.vocab_size, batch.valid), **latent_sums(made.latents, batch.valid)}
-        return summed(with_slope(total, slope, made.images), parts, batch, stats, hand=made.images.detach())
+        parts |= {name: fact.expand(len(batch.valid)) for name, fact in tokenizer.quantizer.facts().items()}
+        return summed(total, parts, batch, tokenizer_sums(tokenizer, made, batch.valid), hand=made.images.detach())
 
     def reconstruction_terms(self, nets: Nets, made: Tensor, real: Tensor) -> dict[str, Tensor]:
         """Weighted terms, one number a picture each."""
         error = (made - real).flatten(1)
         terms = {"l1": self.terms.l1 * error.abs().mean(1), "l2": self.terms.l2 * error.square().mean(1)}
         if "perceptual" in nets:
-            terms["perceptual"] = nets["perceptual"](made, real)
+            weight = 1.0 if self.terms.perceptual is None else self.terms.perceptual.weight
+            terms["perceptual"] = weight * nets["perceptual"](made, real)
         return terms
+
+    def plea(self, logits: Tensor) -> Tensor:
+        """The tokenizer's side: b n logits of made pictures -> b (Lim and Ye 2017; Goodfellow et al. 2014, section 3)."""
+        assert self.critic is not None
+        return (-logits if self.critic.loss == "hinge" else F.softplus(-logits)).mean(1)
+
+    def contest(self, real_logits: Tensor, made_logits: Tensor) -> Tensor:
+        """The critic's side: b n logits of each -> b."""
+        assert self.critic is not None
+        if self.critic.loss == "hinge":
+            return F.relu(1 - real_logits).mean(1) + F.relu(1 + made_logits).mean(1)
+        return F.softplus(-real_logits).mean(1) + F.softplus(made_logits).mean(1)
 
     def plea_weight(self, pull: Tensor, push: Tensor) -> Tensor:
         """The adversarial weight of each picture: fixed, or the ratio of the two slopes' norms at its reconstruction.
@@ -80,9 +100,9 @@ class ImageLosses:
         return self.critic.weight * ratio.clamp(max=ADAPTIVE_LIMIT)
 
     def critic_turn(self, nets: Nets, batch: ImageBatch, context: Context) -> Loss:
-        """Hinge loss on the pictures that the tokenizer just made; now and then the penalty."""
+        """Judges the pictures that the tokenizer just made; now and then the penalty."""
         assert self.critic is not None
-        critic, made = nets["critic"], context.handed["tokenizer"]
+        critic, made = critic_of(nets), context.handed["tokenizer"]
         penalty, parts = self.critic.penalty, {}
         if penalty is not None and context.step % penalty.every == 0:
             made_logits = critic(made).flatten(1)
@@ -90,19 +110,26 @@ class ImageLosses:
             parts["penalty"] = penalty.weight / 2 * penalty.every * squared_slope
         else:
             made_logits, real_logits = critic(torch.cat([made, batch.images])).flatten(1).chunk(2)
-        parts["hinge"] = F.relu(1 - real_logits).mean(1) + F.relu(1 + made_logits).mean(1)
+        parts[self.critic.loss] = self.contest(real_logits, made_logits)
+        if critic.past is not None:
+            parts["lecam"] = critic.past.penalty(real_logits, made_logits)
         total = sum_of(parts)
-        parts |= {"real_logit": real_logits.mean(1), "made_logit": made_logits.mean(1)}
-        return summed(total, parts, batch)
+        seen = {"real_logit": real_logits.mean(1), "made_logit": made_logits.mean(1)}
+        judged = summed(total, parts | seen, batch)
+        sums = {name: judged.parts[name] for name in seen} | {"judged": judged.weight}
+        return judged if critic.past is None else replace(judged, stats=sums)
 
     def measure(self, nets: Nets, batch: ImageBatch, context: Context) -> Loss:
-        """Validation: what a user would see, so clamped to the range of pixels."""
-        made = nets["tokenizer"](batch.images)
+        """Validation: what a user would see, so clamped to the range of pixels. Of the quantizer's terms only the commitment: the
+        entropy of a batch is no mean over samples."""
+        tokenizer = tokenizer_of(nets)
+        made = tokenizer(batch.images, batch.valid)
         parts = self.reconstruction_terms(nets, made.images, batch.images)
         total = sum_of(parts)
         seen = made.images.clamp(-1, 1)
         parts |= {"psnr": psnr(seen, batch.images), "ssim": ssim(seen, batch.images)}
-        return summed(total, parts, batch, {"codes": code_counts(made.ids, self.vocab_size, batch.valid)})
+        parts |= {name: term for name, term in made.quantized.terms.items() if name == "commitment"}
+        return summed(total, parts, batch, {"codes": tokenizer.quantizer.counts(made.ids, batch.valid)})
 
     @staticmethod
     def digest(stats: Mapping[str, Tensor]) -> dict[str, float]:
@@ -162,6 +189,41 @@ def frozen(net: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
+def tokenizer_of(nets: Nets) -> ImageTokenizer:
+    """The trained net, by its type."""
+    tokenizer = nets["tokenizer"]
+    assert isinstance(tokenizer, ImageTokenizer)
+    return tokenizer
+
+
+def critic_of(nets: Nets) -> Critic:
+    """The opponent, by its type."""
+    critic = nets["critic"]
+    assert isinstance(critic, Critic)
+    return critic
+
+
+def tokenizer_sums(tokenizer: ImageTokenizer, made: Reconstruction, valid: Tensor) -> dict[str, Tensor]:
+    """What `follow` and the log need: counts of codes, sums over latents, and the quantizer's own under its name."""
+    own = tokenizer.quantizer.sums(made.quantized.prepared, made.ids, valid)
+    return {
+        "codes": tokenizer.quantizer.counts(made.ids, valid),
+        **latent_sums(made.latents, valid),
+        **{QUANTIZER + name: value for name, value in own.items()},
+    }
+
+
+def follow(nets: Nets, stats: Mapping[str, Tensor], step: int) -> None:
+    """`Stage.after`: all that is learned from sums over the whole global batch instead of by gradients."""
+    follow_latents(nets, stats, step)
+    own = {name.removeprefix(QUANTIZER): value for name, value in stats.items() if name.startswith(QUANTIZER)}
+    tokenizer_of(nets).quantizer.follow(own, step)
+    if "judged" in stats:  # in steps with a critic's turn, with LeCam
+        past = critic_of(nets).past
+        assert past is not None
+        past.follow(stats["real_logit"] / stats["judged"], stats["made_logit"] / stats["judged"])
+
+
 def latent_sums(latents: Tensor, valid: Tensor) -> dict[str, Tensor]:
     """Count, sum and sum of squares of each latent channel, for `follow_latents`."""
     latents = latents.detach().float()
@@ -174,9 +236,8 @@ def latent_sums(latents: Tensor, valid: Tensor) -> dict[str, Tensor]:
 
 
 def follow_latents(nets: Nets, stats: Mapping[str, Tensor], step: int) -> None:
-    """`Stage.after`: the tokenizer's running mean and deviation of its latents, from sums over the whole global batch."""
-    tokenizer = nets["tokenizer"]
-    assert isinstance(tokenizer, ImageTokenizer)
+    """The tokenizer's running mean and deviation of its latents."""
+    tokenizer = tokenizer_of(nets)
     mean = stats["latent_sum"] / stats["latent_count"]
     variance = (stats["latent_square"] / stats["latent_count"] - mean.square()).clamp(min=0)
     share = max(0.05, 1 / (step + 1))  # the plain mean of the first twenty steps, then a moving one

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tessera.config import Config
 from tessera.nn.conv import Downsample, GroupNorm, ResidualBlock, Upsample, channels_last, initialise, store_channels_last
-from tessera.nn.quantizers import FSQ, FSQConfig
+from tessera.nn.quantizers import FSQConfig, Quantized, Quantizer, QuantizerConfig
 
 
 class ImageTokenizerConfig(Config):
@@ -29,7 +29,7 @@ class ImageTokenizerConfig(Config):
     """The decoder's residual blocks of each level, finest first; null: as many as the encoder's."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout inside residual blocks."""
-    quantizer: FSQConfig = FSQConfig()
+    quantizer: QuantizerConfig = FSQConfig()
     """How latents become codes."""
 
     @model_validator(mode="after")
@@ -52,8 +52,13 @@ class Reconstruction:
     """A picture there and back."""
 
     images: Tensor  # b c h w; not clamped
-    ids: Tensor  # b h/s w/s
     latents: Tensor  # b h/s w/s d, as the encoder made them
+    quantized: Quantized
+
+    @property
+    def ids(self) -> Tensor:
+        """b h/s w/s; with a residual quantizer b h/s w/s q"""
+        return self.quantized.ids
 
 
 class Encoder(nn.Module):
@@ -99,8 +104,10 @@ class ImageTokenizer(nn.Module):
     """The trained net. `contracts.Tokenizer` by its encode, decode and vocab_size.
 
     Latents are standardised by their running mean and deviation before they are quantized. Otherwise a channel can drift to where
-    the quantizer's tanh is flat and stay there: on emoji, at width 256, seven eighths of the codes were lost in this way. The
+    FSQ's tanh is flat and stay there: on emoji, at width 256, seven eighths of the codes were lost in this way. For LFQ it puts
+    the thresholds amid the values, for VQ it spreads the directions; both then normalise each vector by themselves. The
     statistics are those of past steps, so no sample sees another one.
+    Ids are b h w, with a residual quantizer b h w q; vocab_size is that of one id.
     """
 
     latent_mean: Tensor
@@ -110,17 +117,17 @@ class ImageTokenizer(nn.Module):
         super().__init__()
         self.stride, self.vocab_size = config.stride, config.quantizer.vocab_size
         self.encoder, self.decoder = Encoder(config, channels), Decoder(config, channels)
-        self.quantizer = FSQ(config.quantizer)
+        self.quantizer: Quantizer = config.quantizer.build()
         self.register_buffer("latent_mean", torch.zeros(config.quantizer.width))
         self.register_buffer("latent_variance", torch.ones(config.quantizer.width))
         store_channels_last(self)
 
-    def forward(self, images: Tensor) -> Reconstruction:
-        """There and back, with gradients: b c h w in [-1, 1]."""
+    def forward(self, images: Tensor, valid: Tensor | None = None) -> Reconstruction:
+        """There and back, with gradients: b c h w in [-1, 1]; valid: b, which samples the quantizer's auxiliary terms count."""
         latents = self.latent(images)
-        quantized = self.quantizer(self.standardise(latents))
+        quantized = self.quantizer(self.standardise(latents), valid)
         decoded = self.decoder(rearrange(quantized.codes, "b h w d -> b d h w"))
-        return Reconstruction(decoded.float(), quantized.ids, latents)
+        return Reconstruction(decoded.float(), latents, quantized)
 
     def latent(self, images: Tensor) -> Tensor:
         """b c h w -> b h/s w/s d, not yet bounded. Convolutions would round another size down without a word."""
@@ -134,17 +141,19 @@ class ImageTokenizer(nn.Module):
         return (latents.float() - self.latent_mean) * torch.rsqrt(self.latent_variance + 1e-6)
 
     def encode(self, x: Tensor) -> Tensor:
-        """b c h w -> b h/s w/s"""
-        return self.quantizer(self.standardise(self.latent(x))).ids
+        """b c h w -> b h/s w/s, or b h/s w/s q"""
+        return self.quantizer.ids_of(self.standardise(self.latent(x)))
 
     def decode(self, ids: Tensor) -> Tensor:
-        """b h/s w/s -> b c h w in [-1, 1]"""
+        """b h/s w/s, or b h/s w/s q -> b c h w in [-1, 1]"""
         return self.decode_latent(rearrange(self.quantizer.decode(ids), "b h w d -> b d h w"))
 
     def encode_latent(self, x: Tensor) -> Tensor:
-        """b c h w -> b d h/s w/s in [-1, 1]: the bounded latent before rounding, for generators over continuous values."""
-        bounded = self.quantizer.bound(self.standardise(self.latent(x)))
-        return rearrange(bounded / (self.quantizer.levels // 2), "b h w d -> b d h w")
+        """b c h w -> b d h/s w/s: the latent before a code is chosen, for generators over continuous values.
+
+        In [-1, 1] with FSQ; with LFQ and VQ of mean square 1 over the channels.
+        """
+        return rearrange(self.quantizer.prepare(self.standardise(self.latent(x))), "b h w d -> b d h w")
 
     def decode_latent(self, codes: Tensor) -> Tensor:
         """b d h/s w/s -> b c h w in [-1, 1]"""

@@ -10,7 +10,7 @@ from tessera.contracts import Best, Stage, Turn
 from tessera.nn.conv import ResidualBlock
 from tessera.nn.perceptual import VGG16Distance
 from tessera.tokenizers.image.critic import Critic, CriticConfig
-from tessera.tokenizers.image.losses import ImageLossConfig, ImageLosses, follow_latents
+from tessera.tokenizers.image.losses import ImageLossConfig, ImageLosses, follow
 from tessera.tokenizers.image.model import Decoder, Encoder, ImageTokenizer, ImageTokenizerConfig
 
 
@@ -37,7 +37,7 @@ class ImageTokenizerStageConfig(Config):
 
 def build_stage(config: ImageTokenizerStageConfig, channels: int, perceptual: nn.Module | None = None) -> Stage:
     """Fresh nets from torch's current seed. Turn order matters: the critic judges what the tokenizer handed on."""
-    losses = ImageLosses(config.loss, config.critic, config.model.quantizer.vocab_size)
+    losses = ImageLosses(config.loss, config.critic)
     nets: dict[str, nn.Module] = {"tokenizer": ImageTokenizer(config.model, channels)}
     optim = {"tokenizer": config.optim}
     turns = [Turn(name="tokenizer", trains=("tokenizer",), loss=losses.tokenizer_turn, max_grad_norm=config.optim.max_grad_norm)]
@@ -62,8 +62,9 @@ def build_stage(config: ImageTokenizerStageConfig, channels: int, perceptual: nn
         optim=optim,
         best=Best("psnr", higher_is_better=True),
         measure=losses.measure,
-        after=follow_latents,
+        after=follow,
         digest=losses.digest,
         compiled=(Encoder, Decoder, Critic, VGG16Distance),
+        sharded=(Encoder, Decoder),
         checkpointed=(ResidualBlock,),
     )

@@ -1,0 +1,144 @@
+"""The model card: what it is, from which data, how good, how it was made, how to use it. All read from the run's files."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tessera.config import UserError
+from tessera.engine.checkpoint import read_json
+from tessera.sampling.stored import Stored, StoredStage, our_version
+
+NAMED = ("tessera", "torch", "numpy", "python", "platform", "device", "ranks")  # of env.json
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a run says about one of its stages, as far as it is there."""
+
+    environment: Mapping[str, Any]  # env.json
+    manifest: Mapping[str, Any]  # of the checkpoint
+    last: Mapping[str, Any]  # the last validation up to the checkpoint: step and numbers
+    best: Mapping[str, Any]  # the validation of the best checkpoint so far
+    sample: Path | None  # the last preview up to the checkpoint
+
+
+def gather_evidence(run: Path, stage: StoredStage) -> Evidence:
+    """A file that is missing or damaged leaves a gap in the card, not an error: the weights are what matters."""
+    home = run / stage.train.name
+    validations = {line["step"]: line for line in _validations(home / "metrics.jsonl") if line["step"] <= stage.step}
+    best_step = _json(stage.folder / "state.json").get("best_step")
+    return Evidence(
+        environment=_json(run / "env.json"),
+        manifest=_json(stage.folder / "manifest.json"),
+        last=validations[max(validations)] if validations else {},
+        best=validations.get(best_step, {}) if isinstance(best_step, int) else {},
+        sample=_last_sample(home / "samples", stage.step),
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return read_json(path)
+    except (OSError, UserError):
+        return {}
+
+
+def _validations(path: Path) -> list[dict[str, Any]]:
+    """The lines of averaged weights on the validation split; a line that is none is left out."""
+    found = []
+    for text in path.read_bytes().splitlines() if path.is_file() else ():
+        try:
+            line = json.loads(text)
+            if line["kind"] == "valid" and isinstance(line["step"], int):
+                found.append(line)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue
+    return found
+
+
+def _last_sample(folder: Path, step: int) -> Path | None:
+    steps = {path: path.stem.removeprefix("step-") for path in folder.glob("step-*") if path.suffix != ".json"}
+    known = [path for path, number in steps.items() if number.isdigit() and int(number) <= step]
+    return max(known, key=lambda path: int(steps[path]), default=None)
+
+
+def write_card(name: str, stored: Stored, stages: Mapping[str, Mapping[str, Any]], evidence: Mapping[str, Evidence]) -> str:
+    """README.md of an export. The front matter is what model hubs read; the licence is the user's to name."""
+    trained = ", ".join(f"{stage} (step {facts['step']:,})" for stage, facts in stages.items())
+    first = next(iter(evidence.values()))
+    parts = [
+        f"---\nlibrary_name: tessera\ntags: [tessera, {stored.recipe.name}]\n---\n\n# {name}",
+        f"A `{stored.recipe.name}` model made with Tessera: {stored.recipe.summary}.\nTrained stages: {trained}.",
+        "## Use\n\n    pip install tessera-gen\n\n```python\nimport tessera\n\n"
+        f'model = tessera.load("{name}")\nids = model.encode("picture.png")    # any size: cut and scaled as in training\n'
+        'model.decode(ids)[0].save("reconstruction.png")\n```',
+        _data_section(stored, first),
+        *(_stage_section(stage, stages[stage], evidence[stage]) for stage in stages),
+        _making_section(first),
+        "## Licence\n\nNot stated yet. Whoever publishes this model writes it here; the weights are made from the data above.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _data_section(stored: Stored, evidence: Evidence) -> str:
+    known, data = evidence.manifest.get("data"), stored.config.data
+    known = known if isinstance(known, dict) else {}
+    colours = {1: "grey", 3: "RGB", 4: "RGBA"}[data.channels]
+    rows = {
+        "samples": _count(known.get("num_samples")),
+        "of them for training": _count(known.get("num_train")),
+        "with a caption": _count(evidence.manifest.get("num_captioned")),
+        "resolution": f"{data.resolution} x {data.resolution} pixels, {colours}",
+    }
+    return "## Data\n\n| | |\n|---|---|\n" + "\n".join(f"| {what} | {value} |" for what, value in rows.items())
+
+
+def _count(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else "unknown"
+
+
+def _stage_section(stage: str, facts: Mapping[str, Any], evidence: Evidence) -> str:
+    kinds = [f"{net} ({'averaged weights' if net in facts['averaged'] else 'raw weights'})" for net in facts["nets"]]
+    lines = [f"## Stage `{stage}`\n\nNets: {', '.join(kinds)}, of step {facts['step']:,}."]
+    if evidence.last:
+        names = [name for name, value in evidence.last.items() if isinstance(value, float | int) and name != "step"]
+        rows = [f"| {name} | {_number(evidence.last[name])} | {_number(evidence.best.get(name))} |" for name in names]
+        best = f"{evidence.best['step']:,}" if evidence.best else "unknown"
+        lines.append(
+            f"On the validation split, which was held back from training:\n\n"
+            f"| | last, step {evidence.last['step']:,} | best, step {best} |\n|---|---|---|\n" + "\n".join(rows)
+        )
+    if evidence.sample is not None:
+        lines.append(f"![sample]({stage}/sample{evidence.sample.suffix})\n\nIt shows pictures of the validation split.")
+    return "\n\n".join(lines)
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float | int) else "-"
+
+
+def _making_section(evidence: Evidence) -> str:
+    known = evidence.environment
+    commands = known.get("commands") or [known.get("command")]
+    texts = [f"    {command_text(command)}" for command in commands if isinstance(command, list) and command]
+    versions = {name: known.get(name, "unknown") for name in NAMED}
+    made = "\n".join(f"- {name}: {value}" for name, value in versions.items())
+    return (
+        "## How it was made\n\n"
+        + ("\n".join(texts) if texts else "The command is not known.")
+        + f"\n\n{made}\n- exported by tessera {our_version()}"
+    )
+
+
+def command_text(command: list[Any]) -> str:
+    """An argv as one types it: the program by its name, whatever its place."""
+    program, *arguments = (str(part) for part in command)
+    path = Path(program)
+    if path.name == "tessera" or (path.name == "__main__.py" and path.parent.name == "tessera"):
+        return shlex.join(["tessera", *arguments])
+    return shlex.join(["python", program, *arguments])

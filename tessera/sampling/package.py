@@ -1,0 +1,79 @@
+"""An export: what use needs of a run, in a folder of its own that travels.
+
+    README.md                      the model card, yours to edit
+    config.json                    format, recipe, stages and the complete config, without the path of the data
+    manifest.json                  bytes and sha256 of config.json and of all weights, so that damage is found
+    STAGE/model.safetensors        one folder a trained stage; averaged weights where there are any
+    STAGE/sample.png               the last preview of the stage
+
+No optimizer, no critic, no code: `contracts.Train.serves` says which nets a stage's use needs.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tessera.config import UserError
+from tessera.engine.checkpoint import digest, sync_folder, write_json, write_tensors, write_text
+from tessera.sampling.card import Evidence, gather_evidence, write_card
+from tessera.sampling.stored import EXPORT_FORMAT, Stored, build_nets, open_run, our_version
+
+
+def export_run(run: Path | str, out: Path | str, checkpoint: str = "latest") -> Path:
+    """Writes an export of a run, also of one in progress, beside its place and then renames it. Never over anything."""
+    out = Path(out)
+    if os.path.lexists(out):
+        raise UserError(f"{out} exists; an export needs a new folder: name another one with --out")
+    stored = open_run(Path(run), checkpoint)
+    evidence = {name: gather_evidence(Path(run), stage) for name, stage in stored.stages.items()}
+    temporary = out.with_name(f".{out.name}.tmp-{os.getpid()}")
+    try:
+        temporary.mkdir(parents=True)
+        _write(temporary, out.name, stored, evidence)
+        sync_folder(temporary)
+        os.rename(temporary, out)
+    except OSError as error:
+        raise UserError(f"{out} cannot be written: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    sync_folder(out.parent)
+    return out
+
+
+def without_places(value: Any) -> Any:
+    """A config whose paths are file names: where they lay is of no use elsewhere, and nobody else's business."""
+    if isinstance(value, dict):
+        named = {key: Path(item).name if key == "path" and isinstance(item, str) else item for key, item in value.items()}
+        return {key: without_places(item) for key, item in named.items()}
+    return [without_places(item) for item in value] if isinstance(value, list) else value
+
+
+def _write(folder: Path, name: str, stored: Stored, evidence: dict[str, Evidence]) -> None:
+    facts: dict[str, Any] = {}
+    for stage_name, stage in stored.stages.items():
+        nets = build_nets(stage)  # also the proof that it can be opened
+        (folder / stage_name).mkdir()
+        tensors = {f"{net}/{key}": tensor for net, module in nets.items() for key, tensor in module.state_dict().items()}
+        write_tensors(folder / stage_name / "model.safetensors", tensors)
+        facts[stage_name] = {"step": stage.step, "nets": sorted(nets), "averaged": sorted(stage.averaged & set(nets))}
+        if sample := evidence[stage_name].sample:
+            shutil.copyfile(sample, folder / stage_name / f"sample{sample.suffix}")
+    config = without_places(stored.config.model_dump(mode="json"))
+    config["data"]["path"] = None
+    write_json(
+        folder / "config.json",
+        {
+            "format": EXPORT_FORMAT,
+            "tessera": our_version(),
+            "recipe": stored.recipe.name,
+            "stages": facts,
+            "config": config,
+        },
+    )
+    parts = ["config.json", *(f"{stage}/model.safetensors" for stage in facts)]
+    files = {part: {"bytes": (folder / part).stat().st_size, "sha256": digest(folder / part)} for part in parts}
+    write_json(folder / "manifest.json", {"format": EXPORT_FORMAT, "files": files})
+    write_text(folder / "README.md", write_card(name, stored, facts, evidence))

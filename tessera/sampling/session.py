@@ -1,0 +1,143 @@
+"""A trained model in use: pictures in, tokens or pictures out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from tessera.batches import to_uint8
+from tessera.config import UserError
+from tessera.contracts import Recipe, Tokenizer
+from tessera.media.images import Pixels, UnreadableImage, fit, read_image, to_array
+from tessera.sampling.stored import Stored, build_nets, open_stored
+
+CHUNK = 64  # pictures that go through a net at once
+
+Picture: TypeAlias = "Path | str | Image.Image | npt.NDArray[Any]"
+
+
+def load(path: Path | str, *, device: str | torch.device = "auto", checkpoint: str | None = None) -> Session:
+    """Opens a run or an export: averaged weights where there are any, in fp32, ready to use.
+
+    `device` is `auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:1`. Of a run, `checkpoint` may be `latest`, `best`
+    or `step-N`.
+    """
+    return Session(open_stored(path, checkpoint), pick_device(device))
+
+
+class Session:
+    """The trained stages of a run or an export, and what can be done with them."""
+
+    recipe: Recipe
+    nets: Mapping[str, Mapping[str, nn.Module]]  # stage -> net -> module
+    steps: Mapping[str, int]  # stage -> the step of its weights
+
+    def __init__(self, stored: Stored, device: torch.device) -> None:
+        self.path, self.recipe, self.config, self.device = stored.path, stored.recipe, stored.config, device
+        self.steps = {name: stage.step for name, stage in stored.stages.items()}
+        self.nets = {
+            name: {net: module.to(device) for net, module in build_nets(stage).items()} for name, stage in stored.stages.items()
+        }
+
+    def __repr__(self) -> str:
+        stages = ", ".join(f"{name} of step {step}" for name, step in self.steps.items())
+        return f"Session({str(self.path)!r}: {self.recipe.name}, {stages}, on {self.device})"
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The net that turns pictures into tokens and back."""
+        net: Any = self.nets.get("tokenizer", {}).get("tokenizer")
+        if not isinstance(net, Tokenizer):
+            raise UserError(f"{self.path} has no trained tokenizer; its stages are {', '.join(self.nets)}")
+        return net
+
+    @torch.no_grad()  # not inference_mode: ids from there could not be used in anybody's training
+    def encode(self, *pictures: Picture) -> Tensor:
+        """b pictures -> b h w ids on the CPU; b h w q where a place has several codes.
+
+        A picture is a file, a PIL image or a uint8 array of height x width (x 1, 3 or 4), of any size: it is scaled and cut to
+        the centre square of the model's resolution, as training data is.
+        """
+        tokenizer = self.tokenizer
+        prepared = [self.prepare(picture) for picture in pictures]
+        if not prepared:
+            raise UserError("no picture given; encode and reconstruct take one or more: files, PIL images or uint8 arrays")
+        pixels = torch.from_numpy(np.stack(prepared)).permute(0, 3, 1, 2)
+        with full_precision(self.device):
+            chunks = [tokenizer.encode(chunk.to(self.device).float().div(127.5).sub(1)).cpu() for chunk in pixels.split(CHUNK)]
+        return torch.cat(chunks)
+
+    @torch.no_grad()
+    def decode(self, ids: Tensor | npt.NDArray[Any]) -> list[Image.Image]:
+        """Ids as `encode` made them, or a generator, -> b pictures."""
+        tokenizer, ids = self.tokenizer, torch.as_tensor(ids)
+        whole = not (ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool)
+        if ids.ndim not in (3, 4) or not whole or not ids.numel():
+            raise UserError(f"ids are {ids.dtype} shaped {list(ids.shape)}; expected whole numbers, pictures x height x width")
+        if not 0 <= int(ids.min()) <= int(ids.max()) < tokenizer.vocab_size:
+            raise UserError(
+                f"ids reach from {int(ids.min())} to {int(ids.max())}; this tokenizer's are 0 to {tokenizer.vocab_size - 1}"
+            )
+        with full_precision(self.device):
+            chunks = [to_uint8(tokenizer.decode(chunk.long().to(self.device))).cpu() for chunk in ids.split(CHUNK)]
+        return [to_picture(array) for array in torch.cat(chunks).permute(0, 2, 3, 1).numpy()]
+
+    def reconstruct(self, *pictures: Picture) -> list[Image.Image]:
+        """Pictures -> what the tokenizer keeps of them."""
+        return self.decode(self.encode(*pictures))
+
+    def prepare(self, picture: Picture) -> Pixels:
+        """A picture as the model sees it: resolution x resolution x channels, uint8."""
+        data = self.config.data
+        how = {"channels": data.channels, "background": data.background}
+        if isinstance(picture, (str, Path)):
+            try:
+                array = read_image(picture, min_side=round(data.resolution * data.zoom), **how)
+            except UnreadableImage as error:
+                raise UserError(f"{error}; expected a png, jpg, webp or gif") from None
+        elif isinstance(picture, Image.Image):
+            array = to_array(picture, **how)
+        else:
+            array = to_array(to_picture(checked_pixels(picture)), **how)
+        return fit(array, data.resolution)
+
+
+def checked_pixels(array: Any) -> Pixels:
+    """A uint8 array of height x width (x 1, 3 or 4), or the user's error."""
+    found = f"{array.dtype} shaped {array.shape}" if isinstance(array, np.ndarray) else f"a {type(array).__name__}"
+    if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.ndim not in (2, 3) or 0 in array.shape:
+        raise UserError(f"a picture is {found}; expected a file, a PIL image or uint8, height x width (x 1, 3 or 4)")
+    if array.ndim == 3 and array.shape[2] not in (1, 3, 4):
+        raise UserError(f"a picture is {found}; expected 1, 3 or 4 channels on the last axis")
+    return array
+
+
+def to_picture(array: Pixels) -> Image.Image:
+    """uint8 height x width (x 1, 3 or 4) as grey, RGB or RGBA."""
+    return Image.fromarray(array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array)
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[None]:
+    """cuDNN rounds products to 10 bits by default, which tips ids; the CPU does not."""
+    return torch.backends.cudnn.flags(allow_tf32=False) if device.type == "cuda" else nullcontext()
+
+
+def pick_device(name: str | torch.device) -> torch.device:
+    """A device that is there."""
+    if str(name) == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"no device is called {str(name)!r}; expected auto, cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"device {device} is not there: {torch.cuda.device_count()} GPUs are visible; use cpu, or leave it out")
+    return device

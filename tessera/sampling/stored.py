@@ -1,0 +1,250 @@
+"""What lies on the disk: a run or an export, its config and the weights of its stages. YAML, JSON and safetensors only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from tessera.config import Layer, UserError, build, nearest, read_yaml
+from tessera.contracts import Recipe, Train
+from tessera.engine.checkpoint import (
+    by_net,
+    digest,
+    faults,
+    list_checkpoints,
+    newest_valid,
+    read_json,
+    read_pointer,
+    read_tensors,
+    read_weights,
+    step_name,
+)  # fmt: skip
+from tessera.recipes import find_recipe
+
+EXPORT_FORMAT = 1
+RETRIES = 3  # a run in progress may delete an old checkpoint while it is read
+
+Weights = Mapping[str, Mapping[str, Tensor]]  # net -> parameter -> tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStage:
+    """One trained stage."""
+
+    train: Train
+    folder: Path  # of the files that were read
+    step: int
+    weights: Weights
+    averaged: frozenset[str]  # the nets whose weights are averages
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A run or an export that was found whole."""
+
+    path: Path
+    recipe: Recipe
+    config: Any
+    stages: Mapping[str, StoredStage]  # those that have been trained, in the recipe's order
+
+
+def open_stored(path: Path | str, checkpoint: str | None = None) -> Stored:
+    """A run, at its newest valid checkpoint or the one that was named, or an export."""
+    folder = Path(path)
+    if (folder / "config.yaml").is_file():
+        return open_run(folder, checkpoint or "latest")
+    if not (folder / "config.json").is_file():
+        raise UserError(describe_wrong(folder))
+    if checkpoint is not None:
+        raise UserError(f"{folder} is an export, which holds one set of weights; leave out checkpoint={checkpoint!r}")
+    return open_export(folder)
+
+
+def describe_wrong(folder: Path) -> str:
+    """Why a path is neither run nor export, and what was probably meant."""
+    expected = "expected a run folder (config.yaml, as `tessera train` makes it) or an export (config.json, `tessera export`)"
+    if not folder.exists():
+        names = [other.name for other in folder.parent.iterdir()] if folder.parent.is_dir() else []
+        near = nearest(folder.name, names)
+        return f"{folder} does not exist{f'; did you mean {folder.with_name(near)}?' if near else ''}; {expected}"
+    for above in list(folder.absolute().parents)[:4]:
+        if (above / "config.yaml").is_file() or ((above / "manifest.json").is_file() and (above / "config.json").is_file()):
+            return f"{folder} is a part of {above}: open that one, with checkpoint='step-N' if not the latest is meant"
+    return f"{folder} is neither a run nor an export; {expected}"
+
+
+# --- runs
+
+
+def read_run(folder: Path) -> tuple[Recipe, Layer]:
+    """The recipe of a run, and its saved values."""
+    if not (folder / "config.yaml").is_file():
+        raise UserError(f"{folder} is no run folder: it has no config.yaml; `tessera list` shows the runs in ./runs")
+    saved = read_yaml(folder / "config.yaml")
+    return find_recipe(str(saved.values.get("recipe", ""))), saved
+
+
+def open_run(folder: Path, checkpoint: str = "latest") -> Stored:
+    """A run, also while it is being trained; nothing is written or locked."""
+    recipe, saved = read_run(folder)
+    config = build(recipe.config_type, [saved])
+    stages = {}
+    for train in recipe.steps(config):
+        home = folder / train.name / "checkpoints"
+        if list_checkpoints(home):
+            stages[train.name] = _read_checkpoint(home, train, checkpoint)
+    if not stages:
+        raise UserError(f"{folder} holds no checkpoint yet; train it first: tessera resume {folder}")
+    return Stored(folder, recipe, config, stages)
+
+
+def _read_checkpoint(home: Path, train: Train, checkpoint: str) -> StoredStage:
+    for _ in range(RETRIES):
+        folder = choose_checkpoint(home, checkpoint)
+        try:
+            weights = read_weights(folder)
+            with safe_open(folder / "ema.safetensors", framework="pt") as file:
+                averaged = frozenset(name.partition("/")[0] for name in file.keys())  # noqa: SIM118 (no mapping)
+        except (UserError, OSError):
+            if folder.is_dir():
+                raise
+        else:
+            return StoredStage(train, folder, int(folder.name.removeprefix("step-")), weights, averaged)
+    raise UserError(f"{home}: each checkpoint was deleted while it was read; raise engine.keep_checkpoints, or try again")
+
+
+def choose_checkpoint(home: Path, name: str) -> Path:
+    """`latest` (the newest valid one), `best` or `step-N`, found whole."""
+    if name == "latest":
+        path, skipped = newest_valid(home)
+        if path is None:
+            raise UserError(f"no checkpoint in {home} is intact: {'; '.join(skipped) or 'there is none'}")
+        return path
+    named = re.fullmatch(r"step-(\d{1,12})", name)
+    if named is None and name != "best":
+        raise UserError(f"no checkpoint called {name!r}: expected latest, best or step-N")
+    found = step_name(int(named[1])) if named else read_pointer(home / "best")
+    if found is None or not (home / found).is_dir():
+        there = ", ".join(path.name for path in list_checkpoints(home))
+        raise UserError(f"{home} has no checkpoint called {name!r}; it has {there}, and `latest`")
+    if fault := faults(home / found):
+        raise UserError(f"checkpoint {home / found} is damaged: {fault}; take another one, such as `latest`")
+    return home / found
+
+
+# --- exports
+
+
+def open_export(folder: Path) -> Stored:
+    """An export whose files are those of its manifest."""
+    facts = read_json(folder / "config.json")
+    refuse_newer(folder, facts)
+    name, stages, values = facts.get("recipe"), facts.get("stages"), facts.get("config")
+    sound = isinstance(stages, dict) and all(map(_is_stage, stages, stages.values()))
+    if not isinstance(stages, dict) or not sound or not isinstance(values, dict) or not isinstance(name, str):
+        raise UserError(
+            f"{folder / 'config.json'} is not that of an export: expected format, recipe, config and stages, each with its "
+            f"step, nets and averaged; export the run again"
+        )
+    refuse_damage(folder, ["config.json", *(f"{stage}/model.safetensors" for stage in stages)])
+    recipe = find_recipe(name)
+    try:
+        config = build(recipe.config_type, [Layer.of(values, str(folder / "config.json"))])
+    except (UserError, RecursionError) as error:
+        raise UserError(f"{error}\n(written by tessera {facts.get('tessera')}, this is {our_version()})") from None
+    trains = {train.name: train for train in recipe.steps(config)}
+    if unknown := [stage for stage in stages if stage not in trains]:
+        raise UserError(
+            f"{folder} has stages {unknown}, recipe {name} has {list(trains)}; it was written by tessera {facts.get('tessera')}, "
+            f"this is {our_version()}"
+        )
+    found = {stage: _read_stage(folder / stage, train, stages[stage]) for stage, train in trains.items() if stage in stages}
+    return Stored(folder, recipe, config, found)
+
+
+def _is_stage(name: str, facts: Any) -> bool:
+    """A name that cannot lead out of the folder, and the facts that an export gives."""
+    known = isinstance(facts, dict) and isinstance(facts.get("step"), int)
+    return name.isidentifier() and known and all(isinstance(facts.get(key), list) for key in ("nets", "averaged"))
+
+
+def _read_stage(folder: Path, train: Train, facts: Mapping[str, Any]) -> StoredStage:
+    weights = by_net(read_tensors(folder / "model.safetensors"))
+    return StoredStage(train, folder, facts["step"], weights, frozenset(map(str, facts["averaged"])))
+
+
+def refuse_newer(folder: Path, facts: Mapping[str, Any]) -> None:
+    """A format that this program does not know."""
+    if not isinstance(facts.get("format"), int):
+        raise UserError(
+            f"{folder / 'config.json'} is not that of an export: it names no format; another program may have made it"
+        )
+    if facts["format"] != EXPORT_FORMAT:
+        raise UserError(
+            f"{folder / 'config.json'} has format {facts['format']} (written by tessera {facts.get('tessera')}); this is "
+            f"tessera {our_version()}, which reads format {EXPORT_FORMAT}: install a newer one, or export the run again"
+        )
+
+
+def refuse_damage(folder: Path, names: list[str]) -> None:
+    """Sizes and hashes against the manifest. Only files that belong to an export are opened, whatever the manifest names."""
+    manifest = read_json(folder / "manifest.json") if (folder / "manifest.json").is_file() else {}
+    files = manifest.get("files")
+    if not isinstance(files, dict):
+        raise UserError(f"{folder} has no manifest.json with its files, so it cannot be checked; export the run again")
+    if set(files) != set(names):
+        raise UserError(f"{folder / 'manifest.json'} names {sorted(files)}, expected {sorted(names)}; export the run again")
+    for name in names:
+        wanted, path = files[name], folder / name
+        if not path.is_file():
+            raise UserError(f"{path} is missing; copy or export it again")
+        if not isinstance(wanted, dict) or path.stat().st_size != wanted.get("bytes"):
+            raise UserError(f"{path} is damaged: {path.stat().st_size} bytes, the manifest has {wanted}; copy or export it again")
+        if digest(path) != wanted.get("sha256"):
+            raise UserError(f"{path} is damaged: it is not what was written (sha256 differs); copy or export it again")
+
+
+# --- nets
+
+
+def load_nets(path: Path | str, stage: str, checkpoint: str | None = None) -> dict[str, nn.Module]:
+    """The nets of a trained stage that use needs, in eval mode on the CPU; averaged weights where there are any."""
+    stored = open_stored(path, checkpoint)
+    if stage not in stored.stages:
+        raise UserError(f"{path} has no trained stage {stage!r}; it has {', '.join(stored.stages)}")
+    return build_nets(stored.stages[stage])
+
+
+def build_nets(stage: StoredStage) -> dict[str, nn.Module]:
+    """Fresh nets, filled. Their first random weights leave torch's generator as it was."""
+    with torch.random.fork_rng(devices=[]):
+        nets = dict(stage.train.serves())
+    for name, net in nets.items():
+        found = dict(stage.weights.get(name, {}))
+        wanted = net.state_dict()
+        wrong = set(found) ^ set(wanted) | {key for key in found if key in wanted and found[key].shape != wanted[key].shape}
+        if wrong:
+            raise UserError(
+                f"{stage.folder} does not fit net {name!r} of its config: {len(wrong)} tensors differ "
+                f"({', '.join(sorted(wrong)[:4])}); its nets are {', '.join(stage.weights) or 'none'}. "
+                f"What a stage of your own trained can be read with safetensors, not opened as the recipe's"
+            )
+        net.load_state_dict(found)
+        net.eval().requires_grad_(False)
+    return nets
+
+
+def our_version() -> str:
+    """The version of this program, as it was installed."""
+    try:
+        return version("tessera-gen")
+    except PackageNotFoundError:  # run from a source tree
+        return "unknown"

@@ -1,0 +1,198 @@
+"""`tessera export`: what it writes, what it leaves out, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tessera import pipeline
+from tessera.cli import main
+from tessera.config import UserError
+from tessera.engine.checkpoint import digest
+from tessera.engine.track import read_metrics
+from tessera.sampling import stored
+from tessera.sampling.card import command_text
+from tessera.sampling.package import export_run, without_places
+
+
+def test_an_export_holds_what_use_needs_and_nothing_else(trained: Path, exported: Path) -> None:
+    files = sorted(str(path.relative_to(exported)) for path in exported.rglob("*") if path.is_file())
+    assert files == ["README.md", "config.json", "manifest.json", "tokenizer/model.safetensors", "tokenizer/sample.png"]
+    tensors = load_file(exported / "tokenizer" / "model.safetensors")
+    average = load_file(trained / "tokenizer" / "checkpoints" / "step-000005" / "ema.safetensors")
+    assert set(tensors) == set(average)
+    assert all(tensors[name].equal(average[name]) for name in average)
+    assert all(name.startswith("tokenizer/") for name in tensors)  # no critic
+    facts = json.loads((exported / "config.json").read_text())
+    assert (facts["format"], facts["recipe"]) == (1, "muse")
+    assert facts["stages"] == {"tokenizer": {"step": 5, "nets": ["tokenizer"], "averaged": ["tokenizer"]}}
+    assert facts["config"]["data"]["path"] is None
+    files = json.loads((exported / "manifest.json").read_text())["files"]
+    for name in ("config.json", "tokenizer/model.safetensors"):
+        assert files[name] == {"bytes": (exported / name).stat().st_size, "sha256": digest(exported / name)}
+    sample = trained / "tokenizer" / "samples" / "step-000005.png"
+    assert (exported / "tokenizer" / "sample.png").read_bytes() == sample.read_bytes()
+
+
+def test_paths_stay_at_home() -> None:
+    config = {"path": "/home/me/vgg.safetensors", "loss": [{"path": None}, {"path": "a/b"}], "name": "/x"}
+    assert without_places(config) == {"path": "vgg.safetensors", "loss": [{"path": None}, {"path": "b"}], "name": "/x"}
+
+
+def test_equal_runs_give_equal_bytes(trained: Path, exported: Path, tmp_path: Path) -> None:
+    again = export_run(trained, tmp_path / "again")
+    for name in ("config.json", "manifest.json", "tokenizer/model.safetensors"):
+        assert (again / name).read_bytes() == (exported / name).read_bytes()
+
+
+def test_the_card_says_where_it_comes_from(trained: Path, exported: Path) -> None:
+    card = (exported / "README.md").read_text()
+    last = [line for line in read_metrics(trained / "tokenizer" / "metrics.jsonl") if line["kind"] == "valid"][-1]
+    for words in (
+        "# exported\n",
+        'tessera.load("exported")',
+        "| samples | 30 |",
+        "| with a caption | 30 |",
+        "| resolution | 16 x 16 pixels, RGB |",
+        "tokenizer (averaged weights), of step 5",
+        f"| psnr | {last['psnr']:.4g} |",
+        "last, step 5",
+        "![sample](tokenizer/sample.png)",
+        "## Licence\n\nNot stated yet.",
+        "- torch: ",
+    ):
+        assert words in card, words
+    assert str(trained.parent) not in card.replace(_made_by(card), "")  # no path but those of the command itself
+
+
+def _made_by(card: str) -> str:
+    return card.partition("## How it was made\n")[2]
+
+
+def test_the_card_names_every_command(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = json.loads((run / "env.json").read_text())
+    first["commands"] = [["/a/bin/tessera", "train", "muse", "--data", "my photos"]]
+    (run / "env.json").write_text(json.dumps(first))
+    monkeypatch.setattr("sys.argv", ["/b/tessera/__main__.py", "resume", "run"])
+    pipeline.resume(run, sets=["tokenizer.steps=6"])
+    card = (export_run(run, tmp_path / "out") / "README.md").read_text()
+    assert "    tessera train muse --data 'my photos'\n    tessera resume run\n" in card
+
+
+def test_commands_are_written_as_one_types_them() -> None:
+    assert command_text(["/x/.venv/bin/tessera", "train"]) == "tessera train"
+    assert command_text(["/x/site-packages/tessera/__main__.py", "resume", "a b"]) == "tessera resume 'a b'"
+    assert command_text(["mine.py", "--fast"]) == "python mine.py --fast"
+
+
+def test_another_checkpoint(trained: Path, tmp_path: Path) -> None:
+    for name, step in (("step-4", 4), ("step-000004", 4), ("best", None), ("latest", 5)):
+        out = export_run(trained, tmp_path / name, name)
+        facts = json.loads((out / "config.json").read_text())["stages"]["tokenizer"]
+        best = (trained / "tokenizer" / "checkpoints" / "best").read_text().strip()
+        assert facts["step"] == (step or int(best.removeprefix("step-")))
+    assert "last, step 4" in (tmp_path / "step-4" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "said"),
+    [
+        ("oldest", "no checkpoint called 'oldest': expected latest, best or step-N"),
+        ("../latest", "no checkpoint called '../latest'"),
+        ("step-3", "has no checkpoint called 'step-3'; it has step-000002, step-000004, step-000005"),
+    ],
+)
+def test_a_checkpoint_that_is_not_there(trained: Path, tmp_path: Path, checkpoint: str, said: str) -> None:
+    with pytest.raises(UserError, match=said.replace(".", r"\.")):
+        export_run(trained, tmp_path / "out", checkpoint)
+    assert not list(tmp_path.iterdir())
+
+
+def test_damaged_checkpoints_are_passed_over_or_named(run: Path, tmp_path: Path) -> None:
+    model = run / "tokenizer" / "checkpoints" / "step-000005" / "model.safetensors"
+    model.write_bytes(model.read_bytes()[:-1])
+    facts = json.loads((export_run(run, tmp_path / "out") / "config.json").read_text())
+    assert facts["stages"]["tokenizer"]["step"] == 4
+    with pytest.raises(UserError, match=r"step-000005 is damaged: model.safetensors has"):
+        export_run(run, tmp_path / "other", "step-5")
+    for path in (run / "tokenizer" / "checkpoints").glob("step-*"):
+        (path / "manifest.json").unlink()
+    with pytest.raises(UserError, match=r"no checkpoint in .* is intact: step-000005: manifest.json is missing"):
+        export_run(run, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_card_with_gaps(run: Path, tmp_path: Path) -> None:
+    (run / "env.json").write_bytes(b"\x80\x04")
+    (run / "tokenizer" / "metrics.jsonl").write_bytes(b"[[\n\xff\n{}\n" + b"[" * 100_000)
+    shutil.rmtree(run / "tokenizer" / "samples")
+    out = export_run(run, tmp_path / "out")
+    card = (out / "README.md").read_text()
+    assert "The command is not known." in card
+    assert "sample" not in card.partition("## Stage")[2]
+    assert not (out / "tokenizer" / "sample.png").exists()
+
+
+def test_a_checkpoint_that_is_pruned_while_it_is_read(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As training does, which goes on meanwhile: the next choice is taken."""
+    read = stored.read_weights
+
+    def prune_first(path: Path) -> object:
+        if path.name == "step-000005":
+            shutil.rmtree(path)
+        return read(path)
+
+    monkeypatch.setattr(stored, "read_weights", prune_first)
+    facts = json.loads((export_run(run, tmp_path / "out") / "config.json").read_text())
+    assert facts["stages"]["tokenizer"]["step"] == 4
+
+
+def test_nothing_is_left_where_writing_fails(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tessera.sampling.package.write_tensors", full)
+    with pytest.raises(UserError, match="out cannot be written: No space left on device"):
+        export_run(trained, tmp_path / "deep" / "out")
+    assert not list((tmp_path / "deep").iterdir())
+
+
+@pytest.mark.parametrize("kind", ["folder", "file", "dangling link"])
+def test_an_existing_place_is_refused(trained: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    {"folder": out.mkdir, "file": out.touch, "dangling link": lambda: out.symlink_to("nowhere")}[kind]()
+    with pytest.raises(SystemExit) as ended:
+        main(["export", str(trained), "--out", str(out)])
+    assert ended.value.code == 2
+    assert "exists; an export needs a new folder" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_is_no_run_is_refused(exported: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is no run folder"):
+        export_run(exported, tmp_path / "out")
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "config.yaml").write_text("recipe: muse\n")
+    with pytest.raises(UserError, match="holds no checkpoint yet; train it first"):
+        export_run(tmp_path / "new", tmp_path / "out")
+    (tmp_path / "new" / "config.yaml").write_text("recipe: mouse\n")
+    with pytest.raises(UserError, match="no recipe and no file is called 'mouse'"):
+        export_run(tmp_path / "new", tmp_path / "out")
+
+
+def test_the_command_ends_with_how_to_use_it(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["export", str(trained), "--out", "mine", "--checkpoint", "best"])
+    assert ended.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("mine/README.md  ")
+    assert lines[-1] == (
+        'next: python -c \'import tessera; tessera.load("mine").reconstruct("PICTURE")[0].save("reconstruction.png")\''
+    )
