@@ -27,6 +27,10 @@ def names_side(captions: Sequence[str]) -> bool:
 def pair_captions(contents: Contents, *, split_folders: bool = True, class_folders: bool = True) -> None:
     """Fills rows, sides and captions, and leaves only images that are used."""
     _read_metadata(contents)
+    stems = {posixpath.splitext(image)[0] for image in contents.images}
+    for stem, name in sorted((posixpath.splitext(name)[0], name) for name in contents.caption_files.values()):
+        if stem not in stems:
+            contents.note("caption file without an image", name)
     contents.images, contents.sides = divide(contents, contents.images, split_folders)
     _read_captions(contents)
     if class_folders and not contents.metadata and not any(contents.captions):
@@ -37,7 +41,7 @@ def pair_captions(contents: Contents, *, split_folders: bool = True, class_folde
 def _read_metadata(contents: Contents) -> None:
     """Several rows for one image give it several captions; its other columns are those of the first."""
     by_name = {unicodedata.normalize("NFC", image): image for image in contents.images}  # macOS writes names as NFD
-    for folder, names in itertools.groupby(contents.metadata, key=posixpath.dirname):
+    for folder, names in itertools.groupby(sorted(contents.metadata, key=posixpath.dirname), key=posixpath.dirname):
         found = [posixpath.basename(name) for name in names]
         if len(found) > 1:
             raise UserError(f"{contents.root / folder} holds both {' and '.join(found)}; keep the one that is right")
@@ -59,18 +63,13 @@ def _read_metadata(contents: Contents) -> None:
 
 def _read_captions(contents: Contents) -> None:
     """A row's captions, otherwise those of the file beside the image."""
-    unused = set(contents.caption_files)
-    covered = tuple(
-        posixpath.join(posixpath.dirname(name), "") for name in contents.metadata
-    )  # metadata speak for what lies below
-    everything = any(folder == "" for folder in covered)
+    covered = tuple(posixpath.join(posixpath.dirname(name), "") for name in contents.metadata)  # tables speak for all below them
     for image in contents.images:
         stem = posixpath.splitext(image)[0]
         beside = [stem + suffix for suffix in CAPTION_SUFFIXES if stem + suffix in contents.caption_files]
-        unused.difference_update(beside)
         row = contents.rows.get(image)
         captions = row.captions if row else ()
-        if row is None and (everything or image.startswith(covered or ("/",))):
+        if row is None and image.startswith(covered):
             contents.note("image that no row of the metadata names", image)
         elif row and not captions:
             contents.note("metadata row without a caption", row.where)
@@ -81,8 +80,6 @@ def _read_captions(contents: Contents) -> None:
             if len(beside) > 1:
                 contents.note("image with two caption files, of which .txt is used", image)
         contents.captions.append(captions)
-    for name in sorted(unused):
-        contents.note("caption file without an image", contents.caption_files[name])
 
 
 def _caption_file(contents: Contents, name: str) -> tuple[str, ...]:

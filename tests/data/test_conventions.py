@@ -65,6 +65,14 @@ def test_a_test_folder_beside_a_validation_folder_is_kept_out(tmp_path: Path) ->
     assert source.rejects == ()
 
 
+def test_captions_of_pictures_that_are_kept_out_are_no_orphans(tmp_path: Path) -> None:
+    for name in ["train/a.png", "val/b.png", "test/c.png"]:
+        put(tmp_path / name).with_suffix(".txt").write_text("a picture")
+    assert not any("without an image" in note for note in opened(tmp_path).notes)
+    (tmp_path / "test/d.txt").write_text("nothing")
+    assert any("without an image: 1 (test/d.txt)" in note for note in opened(tmp_path).notes)
+
+
 @pytest.mark.parametrize("names", [["train/a.png", "other/b.png"], ["val/a.png", "b.png"], ["train.png", "val.png"]])
 def test_half_a_split_is_none(tmp_path: Path, names: list[str]) -> None:
     for name in names:
@@ -209,6 +217,15 @@ def test_parquet_without_the_extra_names_it(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(UserError, match=r"pip install 'tessera-gen\[data\]'; or write the table as metadata.jsonl"):
+        opened(tmp_path)
+
+
+def test_two_tables_in_one_folder_whatever_lies_between(tmp_path: Path) -> None:
+    put(tmp_path / "a.png")
+    put(tmp_path / "metadata.d/b.png")
+    for name in ["metadata.csv", "metadata.jsonl", "metadata.d/metadata.csv"]:
+        (tmp_path / name).write_text("file_name,text\n")
+    with pytest.raises(UserError, match=r"holds both metadata\.csv and metadata\.jsonl"):
         opened(tmp_path)
 
 
