@@ -84,7 +84,7 @@ def gather(state: TrainState, *, keep: bool) -> dict[str, dict[str, Tensor]]:
         for name, tensor in tensors.items():
             value = whole(tensor.detach())
             if keep:
-                found[file][name] = value.to("cpu", copy=True).contiguous()
+                found[file][name] = value.to("cpu", copy=True)  # a copy each: tied tensors are written once a name
     return found
 
 
@@ -230,7 +230,7 @@ def read_pointer(pointer: Path) -> str | None:
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """One safetensors file, flushed to the disk, as readable as its folder: the library itself would keep it to its owner."""
-    save_file(dict(tensors), path)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
     path.chmod(path.parent.stat().st_mode & 0o666)
     with path.open("rb") as file:
         os.fsync(file.fileno())
