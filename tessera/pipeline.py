@@ -16,9 +16,10 @@ import torch
 
 from tessera.config import Layer, UserError, build, difference, layer_of, nearest, parse_sets, read_yaml
 from tessera.contracts import Stage, Train
+from tessera.data import opening
 from tessera.data.loader import ImageLoader
 from tessera.data.order import Cut
-from tessera.data.sources import ImageFolder, Source, as_source
+from tessera.data.sources import Source, StoredImages, as_source
 from tessera.engine.checkpoint import newest_valid, point_back, read_json, restore, sweep
 from tessera.engine.dist import World, join, leave
 from tessera.engine.loop import Fit, Job
@@ -116,12 +117,14 @@ def with_absolute_path(config: Any) -> Any:
     if config.data.path is None:
         return config
     path = str(Path(config.data.path).absolute())
+    if path.encode("utf8", "replace").decode() != path:
+        raise UserError(f"the path {path!a} is not Unicode, so no config file can hold it; rename the folder, or link to it")
     return build(type(config), [layer_of(config, "config"), Layer.of({"data": {"path": path}}, "data")])
 
 
 def refuse_inside(source: Source, run: Path) -> None:
     """A run inside its data folder would read its own previews as data from the next start on."""
-    if isinstance(source, ImageFolder) and run.resolve().is_relative_to(source.root.resolve()):
+    if isinstance(source, StoredImages) and run.resolve().is_relative_to(source.root.resolve()):
         raise UserError(f"{run} lies inside the data folder {source.root}: its pictures would become data; give --run elsewhere")
 
 
@@ -190,14 +193,7 @@ def open_source(config: Any, data: Any = None) -> Source:
             "no data: give a folder with --data PATH, or data.path in the file; `tessera data synth shapes` makes one "
             "(a run on a Python dataset resumes with tessera.resume(run, data=dataset))"
         )
-    section = config.data
-    return ImageFolder.open(
-        section.path,
-        channels=section.channels,
-        background=section.background,
-        group_by=section.group_by,
-        min_side=round(section.resolution * section.zoom),
-    )
+    return opening.open_source(config.data.path, config.data)
 
 
 def _train_all(
@@ -224,7 +220,7 @@ def _train_all(
 
 def describe(source: Source) -> Iterator[str]:
     """What the data is, for the log."""
-    if not isinstance(source, ImageFolder):
+    if not isinstance(source, StoredImages):
         yield f"data: {len(source):,} samples"
         return
     captioned = sum(source.caption(index) is not None for index in range(len(source)))

@@ -49,8 +49,8 @@ def mix_array(start: int, values: npt.NDArray[np.integer]) -> Words:
 
 
 def mix_text(text: str) -> int:
-    """64 bits of a name."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+    """64 bits of a name; file names need not be valid Unicode."""
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
 
 
 def fraction(word: int) -> float:

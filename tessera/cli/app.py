@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -127,11 +128,14 @@ def doctor(
 
 
 @data_app.command("check")
-def data_check(path: Annotated[Path, typer.Argument(help="A folder of images.")], as_json: AsJson = False) -> None:
-    """Open every file and say what is there: counts, sizes, captions, rejects with reasons."""
+def data_check(
+    path: Annotated[Path, typer.Argument(help="A folder of images, tars or arrays (docs/data.md); or one .tar or .npy file.")],
+    as_json: AsJson = False,
+) -> None:
+    """Open every file and say what is there: counts, sizes, captions, near-duplicates, rejects with reasons."""
     from tessera.data.check import check_folder
 
-    report = check_folder(path)
+    report = check_folder(path, progress=show_count if sys.stderr.isatty() else None)
     if as_json:
         print(json.dumps(report.to_json(), indent=1, ensure_ascii=False))
         return
@@ -209,6 +213,12 @@ def bench(
         print("next: tessera train muse --data FOLDER --dry-run")
 
 
+def show_count(done: int, total: int) -> None:
+    """One live line on a terminal."""
+    if done % 100 == 0 or done == total:
+        print(f"\r{done:,} of {total:,}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+
+
 def print_estimate(estimate: Any) -> None:
     """One stage of a dry run."""
     from tessera.engine.clock import duration
@@ -267,4 +277,7 @@ def spread_sets(arguments: Sequence[str]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command and exits with its code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # file names need not be Unicode; in JSON the escape is valid, too
+            stream.reconfigure(errors="backslashreplace")
     sys.exit(guarded(lambda: app(spread_sets(sys.argv[1:] if arguments is None else arguments), standalone_mode=False)))

@@ -24,10 +24,17 @@ class DataConfig(Config):
     """Which square of a picture that is not square; `random` draws another one each epoch."""
     zoom: float = Field(1.0, ge=1.0, le=4.0)
     """With a random crop: up to how many times the picture is enlarged before it is cut."""
-    flip: bool = False
-    """Mirror half of the pictures left to right, drawn per epoch. Off by default: captions may name a side."""
+    flip: bool | Literal["always"] = False
+    """Mirror half of the pictures left to right, drawn per epoch; `true` leaves those whose captions say left or right as they
+    are, `always` does not look at captions."""
+    split: Literal["auto", "hash"] = "auto"
+    """`auto`: the folders train/ and validation/ (val, valid, test) are the split where both exist; `hash`: never."""
+    class_folders: bool = True
+    """Where nothing else gives captions and all pictures lie in class folders, a folder's name is their caption."""
     validation_fraction: float = Field(0.05, ge=0.0, le=0.5)
     """Share of the groups held back for validation, chosen by a hash of the group key."""
+    group_near_duplicates: bool = False
+    """Put pictures that look almost the same into one group. Decodes every picture once at each start."""
     group_by: str | None = None
     """Column of the metadata whose value is the group key; samples of one group fall on one side of the split."""
     corrupt_budget: float = Field(0.01, ge=0.0, le=1.0)

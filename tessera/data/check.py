@@ -1,28 +1,27 @@
-"""`tessera data check`: a folder in, a report out that a person or a program can read. Every file is decoded in full.
+"""`tessera data check`: a folder in, a report out that a person or a program can read. Every picture is decoded in full.
 
 What is counted is what training would see: a sample is an image that opens, and whatever does not is a reject with its reason.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from tessera.config.sections import DataConfig
-from tessera.data.sources import ImageFolder, Reject, split_of
-from tessera.media.images import ImageFacts, UnreadableImage, inspect_image
+from tessera.data.captions import names_side
+from tessera.data.duplicates import near_groups
+from tessera.data.opening import open_source
+from tessera.data.sources import Reject, StoredImages, split_indices
+from tessera.data.survey import Seen, survey
 
 _NUM_SIZES = 10
 _NUM_EXAMPLES = 3
-_NUM_DUPLICATE_GROUPS = 10
+_NUM_GROUPS = 10
 _NUM_SHOWN = 10
-_CHUNK = 512  # files in flight, so that a million of them need no million futures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +29,15 @@ class Report:
     """What a folder holds. The fields are the keys of `--json`."""
 
     kind: str
+    layout: str
+    """How the pictures are stored: `folder`, `webdataset` or `arrays`."""
     path: str
     num_samples: int
     num_captioned: int
+    num_captions: int
+    """More than the captioned samples where some have several."""
+    num_naming_sides: int
+    """Samples whose captions say left or right; `data.flip=true` does not mirror them."""
     num_rejected: int
     rejects: tuple[Reject, ...]
     sizes: Mapping[str, int]
@@ -41,11 +46,19 @@ class Report:
     formats: Mapping[str, int]
     caption_examples: tuple[str, ...]
     split: Mapping[str, int]
-    """Number of samples in train and validation at the default fraction."""
+    """Number of samples in train and validation: by folder where there are split folders, otherwise at the default fraction."""
     num_exact_duplicates: int
-    """Files whose bytes equal those of an earlier one."""
+    """Pictures whose bytes equal those of an earlier one."""
     duplicates: tuple[tuple[str, ...], ...]
     """The first ten groups of equal files."""
+    num_near_groups: int
+    """Groups of pictures that look almost the same, equal ones included."""
+    num_near_duplicates: int
+    """Pictures in these groups."""
+    num_straddling: int
+    """Groups of which some pictures are in train and others in validation."""
+    near_duplicates: tuple[tuple[str, ...], ...]
+    """All these groups, the largest first."""
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -61,90 +74,102 @@ class Report:
             *(f"  caption  {caption}" for caption in self.caption_examples),
         ]
         if self.num_captioned < self.num_samples:
-            lines.append(f"  {self.num_samples - self.num_captioned:,} of {self.num_samples:,} images have no caption")
-        if self.num_exact_duplicates:
-            lines.append(f"  exact duplicates of another file: {self.num_exact_duplicates:,}")
-            lines += _shortened([f"  same     {', '.join(paths)}" for paths in self.duplicates], len(self.duplicates))
+            missing = self.num_samples - self.num_captioned
+            lines.append(f"  {missing:,} of {self.num_samples:,} images have no caption ({missing / self.num_samples:.1%})")
+        if self.num_captions > self.num_captioned:
+            lines.append(f"  {self.num_captions:,} captions in all; where an image has several, each epoch draws one")
+        if self.num_naming_sides:
+            lines.append(
+                f"  captions of {self.num_naming_sides:,} images say left or right; data.flip=true leaves these as they are"
+            )
+        lines += self._duplicate_lines()
         lines += [f"  note     {note}" for note in self.notes]
         lines += _shortened([f"  reject   {reject.path}: {reject.reason}" for reject in self.rejects], _NUM_SHOWN)
         return [" ".join(line.splitlines()).encode("utf-8", "backslashreplace").decode() for line in lines]
 
-
-@dataclass(frozen=True, slots=True)
-class _File:
-    facts: ImageFacts
-    digest: bytes
+    def _duplicate_lines(self) -> Iterator[str]:
+        if self.num_exact_duplicates:
+            yield f"  exact duplicates of another file: {self.num_exact_duplicates:,}"
+            yield from (f"  same     {', '.join(group)}" for group in self.duplicates)
+        if self.num_near_groups:
+            yield f"  near-duplicates: {self.num_near_duplicates:,} images in {self.num_near_groups:,} groups"
+            yield from _shortened([f"  alike    {_few(group)}" for group in self.near_duplicates], _NUM_SHOWN)
 
 
 def check_folder(path: Path | str, *, group_by: str | None = None, progress: Callable[[int, int], None] | None = None) -> Report:
     """Decodes every image with a thread a core. `progress(done, total)` is called from this thread after each file."""
-    source = ImageFolder.open(path, group_by=group_by)
-    files, rejects = dict[int, _File](), list(source.rejects)
-    for index, result in enumerate(_examine_all(source)):
-        if isinstance(result, UnreadableImage):
-            rejects.append(Reject(_name(source, index), result.reason))
+    config = DataConfig(group_by=group_by)
+    source = open_source(path, config)
+    seen, rejects = dict[int, Seen](), list(source.rejects)
+    for index, result in enumerate(survey(source)):
+        if isinstance(result, Seen):
+            seen[index] = result
         else:
-            files[index] = result
+            rejects.append(Reject(source.name(index), result.reason))
         if progress is not None:
             progress(index + 1, len(source))
 
-    captions = {index: caption for index in files if (caption := source.caption(index)) is not None}
-    fraction = DataConfig().validation_fraction
-    sides = {index: split_of(source.group(index), fraction) for index in files}
-    copies = _equal_files(files)
-    animated = [_name(source, index) for index, file in files.items() if file.facts.animated]
+    captions = {index: texts for index in seen if (texts := source.captions(index))}
+    held_out = set(split_indices(source, config.validation_fraction)[1].tolist())
+    copies, near = _equal(seen), _alike(seen)
+    straddling = [group for group in near if 0 < len(held_out.intersection(group)) < len(group)]
+    facts = [each.facts for each in seen.values()]
     return Report(
         kind="images",
+        layout=source.layout,
         path=str(path),
-        num_samples=len(files),
+        num_samples=len(seen),
         num_captioned=len(captions),
+        num_captions=sum(map(len, captions.values())),
+        num_naming_sides=sum(map(names_side, captions.values())),
         num_rejected=len(rejects),
         rejects=tuple(rejects),
-        sizes=_histogram((f"{file.facts.width}x{file.facts.height}" for file in files.values()), _NUM_SIZES),
-        modes=_histogram(file.facts.mode for file in files.values()),
-        formats=_histogram(file.facts.format for file in files.values()),
-        caption_examples=_examples(list(captions.values())),
-        split={side: sum(found == side for found in sides.values()) for side in ("train", "validation")},
+        sizes=_histogram((f"{each.width}x{each.height}" for each in facts), _NUM_SIZES),
+        modes=_histogram(each.mode for each in facts),
+        formats=_histogram(each.format for each in facts),
+        caption_examples=_examples([texts[0] for texts in captions.values()]),
+        split={"train": len(seen.keys() - held_out), "validation": len(seen.keys() & held_out)},
         num_exact_duplicates=sum(len(group) - 1 for group in copies),
-        duplicates=tuple(tuple(_name(source, index) for index in group) for group in copies[:_NUM_DUPLICATE_GROUPS]),
-        notes=(*source.notes, *_remarks(animated, [{sides[index] for index in group} for group in copies])),
+        duplicates=_named(source, copies[:_NUM_GROUPS]),
+        num_near_groups=len(near),
+        num_near_duplicates=sum(map(len, near)),
+        num_straddling=len(straddling),
+        near_duplicates=_named(source, sorted(near, key=len, reverse=True)),
+        notes=(*source.notes, *_remarks(source, seen, len(straddling))),
     )
 
 
-def _examine_all(source: ImageFolder) -> Iterator[_File | UnreadableImage]:
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:  # PIL decodes and hashlib hashes outside the interpreter's lock
-        for start in range(0, len(source), _CHUNK):
-            chunk = range(start, min(start + _CHUNK, len(source)))
-            yield from pool.map(lambda index: _examine(source.path(index)), chunk)
-
-
-def _examine(path: Path) -> _File | UnreadableImage:
-    try:
-        facts = inspect_image(path)
-        with path.open("rb") as file:
-            return _File(facts, hashlib.file_digest(file, "sha256").digest())
-    except UnreadableImage as error:
-        return error
-
-
-def _equal_files(files: Mapping[int, _File]) -> list[list[int]]:
+def _equal(seen: Mapping[int, Seen]) -> list[list[int]]:
     groups = defaultdict[bytes, list[int]](list)
-    for index, file in files.items():
-        groups[file.digest].append(index)
+    for index, each in seen.items():
+        groups[each.digest].append(index)
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _remarks(animated: Sequence[str], duplicate_sides: Sequence[set[str]]) -> list[str]:
-    remarks = []
+def _alike(seen: Mapping[int, Seen]) -> list[list[int]]:
+    places = list(seen)
+    return [[places[member] for member in group] for group in near_groups([each.print for each in seen.values()])]
+
+
+def _named(source: StoredImages, groups: Iterable[Sequence[int]]) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(source.name(index) for index in group) for group in groups)
+
+
+def _remarks(source: StoredImages, seen: Mapping[int, Seen], num_straddling: int) -> Iterator[str]:
+    animated = [source.name(index) for index, each in seen.items() if each.facts.animated]
     if animated:
-        remarks.append(f"animation, of which only the first frame is read as an image: {len(animated):,} ({animated[0]}, ...)")
-    torn = sum(len(sides) > 1 for sides in duplicate_sides)
-    if torn:
-        remarks.append(
-            f"group of equal files that fall into both train and validation: {torn:,}; "
-            "remove the copies, or give them one value in a metadata column and name it with data.group_by"
+        yield f"animation, of which only the first frame is read as an image: {len(animated):,} ({animated[0]}, ...)"
+    if num_straddling:
+        by_folder = source.index.held_out is not None
+        yield (
+            f"group of near-duplicates that falls into both train and validation: {num_straddling:,}; "
+            + (
+                "remove them from one of the two folders"
+                if by_folder
+                else "keep each on one side with data.group_near_duplicates=true"
+            )
+            + ", otherwise validation looks better than it is"
         )
-    return remarks
 
 
 def _examples(captions: Sequence[str]) -> tuple[str, ...]:
@@ -160,13 +185,13 @@ def _histogram(values: Iterator[str], limit: int | None = None) -> dict[str, int
     return dict(kept) | ({"other": sum(count for _, count in rest)} if rest else {})
 
 
-def _name(source: ImageFolder, index: int) -> str:
-    return source.path(index).relative_to(source.root).as_posix()
-
-
 def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in counts.items()) or "none"
 
 
 def _shortened(lines: list[str], limit: int) -> list[str]:
     return lines if len(lines) <= limit else [*lines[:limit], f"  ... and {len(lines) - limit:,} more"]
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:6]) + (f" and {len(names) - 6:,} more" if len(names) > 6 else "")

@@ -15,8 +15,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from tessera.batches import ImageBatch
 from tessera.config import DataConfig, UserError
+from tessera.data.draws import drawn_caption, mirrors
 from tessera.data.order import Cut, Indices, Order
-from tessera.data.sources import Source, split_indices
+from tessera.data.sources import Source, captions_of, split_indices
 from tessera.media.images import Pixels, UnreadableImage, fit
 from tessera.randomness import fraction, mix, mix_text, permute
 
@@ -131,7 +132,8 @@ class Prepared(Dataset[Item]):
 
 def prepare(source: Source, config: DataConfig, index: int, position: int, draw: int | None = None) -> Item:
     """Reads and cuts one picture; without a draw it is the centre, unflipped, as in validation."""
-    key, caption = source.key(index), source.caption(index)
+    captions = captions_of(source, index)
+    key, caption = source.key(index), drawn_caption(captions, draw)
     try:
         image = source.read(index)
     except (UnreadableImage, UserError, OSError) as error:  # UserError from a user's own dataset
@@ -144,7 +146,7 @@ def prepare(source: Source, config: DataConfig, index: int, position: int, draw:
         crop_x, crop_y = fraction(mix(draw, 1)), fraction(mix(draw, 2))
         zoom = 1 + (config.zoom - 1) * fraction(mix(draw, 3))
     image = fit(image, config.resolution, crop_x=crop_x, crop_y=crop_y, zoom=zoom)
-    if draw is not None and config.flip and mix(draw, 4) % 2:
+    if mirrors(config.flip, captions, draw):
         image = image[:, ::-1]
     return Item(key, caption, position, image)
 

@@ -1,8 +1,9 @@
 """A folder of captioned images in, numbered samples out: key, group, captions, and the picture when it is asked for.
 
-Opening lists files and reads captions; it decodes no picture (`check.py` does). The index is a few NumPy arrays, cheap to fork
-and to pickle, and its order is that of the sorted paths, so it depends neither on the file system nor on the number of workers.
-What cannot be used is named in `rejects`; what was decided on the user's behalf, in `notes`.
+`opening.py` finds out which kind of source a path is. Opening lists files and reads captions; it decodes no picture (`survey.py`
+does). The index is a few NumPy arrays, cheap to fork and to pickle, and its order is that of the sorted paths, so it depends
+neither on the file system nor on the number of workers. What cannot be used is named in `rejects`; what was decided on the user's
+behalf, in `notes`.
 """
 
 from __future__ import annotations
@@ -10,23 +11,38 @@ from __future__ import annotations
 import hashlib
 import operator
 import posixpath
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
 from tessera.config import UserError
-from tessera.data.folders import Reject, group_values, read_folder
-from tessera.media.images import WHITE, Channels, Colour, Pixels, read_image, to_array
+from tessera.data.captions import pair_captions
+from tessera.data.folders import Contents, Reject, group_values, holds_nothing, list_folder
+from tessera.data.splits import Split, split_hash, split_of, split_threshold
+from tessera.media.images import (
+    WHITE,
+    Channels,
+    Colour,
+    ImageFacts,
+    ImageFile,
+    Pixels,
+    inspect_image,
+    read_image,
+    to_array,
+    with_channels,
+)
 
-__all__ = ["DatasetSource", "ImageFolder", "Reject", "Sample", "Source", "StringTable", "as_source", "split_indices", "split_of"]
-
-Split: TypeAlias = Literal["train", "validation"]
+__all__ = [
+    "DatasetSource", "Examined", "ImageFolder", "Index", "Reading", "Reject", "Sample", "Source", "StoredImages", "StringTable",
+    "as_source", "captions_of", "split_indices", "split_of",
+]  # fmt: skip
 
 
 class StringTable:
@@ -67,94 +83,169 @@ class Source(Protocol):
     def read(self, index: int) -> Pixels: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """One picture decoded in full: what it was, a hash of what is stored, and its pixels as RGB."""
+
+    facts: ImageFacts
+    digest: bytes
+    picture: Pixels
+
+
 @dataclass(frozen=True, eq=False)
-class ImageFolder:
-    """The images under one folder. Build it with `ImageFolder.open`."""
+class Index:
+    """What is known of every sample without opening its picture."""
+
+    keys: StringTable
+    captions: StringTable
+    caption_starts: npt.NDArray[np.int64]  # sample i has the captions from starts[i] to starts[i + 1]
+    groups: StringTable | None  # None: every sample is a group of its own
+    held_out: npt.NDArray[np.bool_] | None  # None: a hash of the group decides
+
+    @classmethod
+    def of(
+        cls, keys: Sequence[str], captions: Sequence[Sequence[str]], sides: Sequence[Split] | None,
+        groups: Sequence[str | None] | None = None,
+    ) -> Index:  # fmt: skip
+        """A sample whose group is None is a group of its own."""
+        named = None if groups is None else [key if group is None else group for key, group in zip(keys, groups, strict=True)]
+        return cls(
+            keys=StringTable(keys),
+            captions=StringTable(text for texts in captions for text in texts),
+            caption_starts=np.cumsum([0, *map(len, captions)], dtype=np.int64),
+            groups=None if named is None else StringTable(named),
+            held_out=None if sides is None else np.array([side == "validation" for side in sides], dtype=np.bool_),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How files are read: what a source is opened with."""
+
+    channels: Channels = 3
+    background: Colour = WHITE
+    min_side: int | None = None
+    """`read_image`'s: large JPEGs decode faster when only that many pixels are needed."""
+    group_by: str | None = None
+    """A column of the metadata: samples that share its value fall on one side of every split."""
+    split_folders: bool = True
+    class_folders: bool = True
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StoredImages(ABC):
+    """A source that was opened from the user's files, with what was rejected and what was decided on the way."""
 
     root: Path
     rejects: tuple[Reject, ...]
     notes: tuple[str, ...]
-    channels: Channels
-    background: Colour
-    min_side: int | None
-    _paths: StringTable
-    _keeps_suffix: npt.NDArray[np.bool_]
-    _captions: StringTable
-    _caption_starts: npt.NDArray[np.int64]  # sample i has the captions from starts[i] to starts[i + 1]
-    _groups: StringTable | None
-
-    @classmethod
-    def open(
-        cls,
-        path: Path | str,
-        *,
-        channels: Channels = 3,
-        background: Colour = WHITE,
-        group_by: str | None = None,
-        min_side: int | None = None,
-    ) -> ImageFolder:
-        """`group_by` names a column of the metadata: samples that share its value fall on one side of every split.
-        `min_side` is `read_image`'s: large JPEGs decode faster when only that many pixels are needed."""
-        contents = read_folder(Path(path).absolute())
-        keys, keeps_suffix = _keys(contents.images)
-        groups = None
-        if group_by is not None:
-            values = group_values(contents, group_by)
-            groups = StringTable(key if value is None else value for key, value in zip(keys, values, strict=True))
-        return cls(
-            root=contents.root,
-            rejects=tuple(contents.rejects),
-            notes=contents.notes(),
-            channels=channels,
-            background=background,
-            min_side=min_side,
-            _paths=StringTable(contents.images),
-            _keeps_suffix=keeps_suffix,
-            _captions=StringTable(text for texts in contents.captions for text in texts),
-            _caption_starts=np.cumsum([0, *map(len, contents.captions)], dtype=np.int64),
-            _groups=groups,
-        )
+    reading: Reading
+    index: Index
+    layout: ClassVar[Literal["folder", "webdataset", "arrays"]]
 
     def __len__(self) -> int:
-        return len(self._paths)
+        return len(self.index.keys)
 
     def __getitem__(self, index: int) -> Sample:
         return Sample(self.key(index), self.read(index), self.caption(index))
 
     def key(self, index: int) -> str:
-        """The path below the root, with `/`, without its extension unless another file would have the same key."""
-        path = self._paths[index]
-        return path if self._keeps_suffix[index] else posixpath.splitext(path)[0]
+        return self.index.keys[index]
 
     def group(self, index: int) -> str:
-        return self.key(index) if self._groups is None else self._groups[index]
+        return self.key(index) if self.index.groups is None else self.index.groups[index]
 
     def captions(self, index: int) -> tuple[str, ...]:
-        start, stop = self._caption_starts[_position(index, len(self)) :][:2]
-        return tuple(self._captions[position] for position in range(start, stop))
+        start, stop = self.index.caption_starts[_position(index, len(self)) :][:2]
+        return tuple(self.index.captions[position] for position in range(start, stop))
 
     def caption(self, index: int) -> str | None:
         return next(iter(self.captions(index)), None)
 
+    def decoded(self, file: ImageFile) -> Pixels:
+        reading = self.reading
+        return read_image(file, channels=reading.channels, background=reading.background, min_side=reading.min_side)
+
+    @abstractmethod
+    def name(self, index: int) -> str:
+        """Where the picture lies, below the root."""
+
+    @abstractmethod
+    def read(self, index: int) -> Pixels:
+        """The picture; raises `UnreadableImage`."""
+
+    @abstractmethod
+    def examine(self, index: int) -> Examined:
+        """The picture decoded in full, whatever `min_side` says; raises `UnreadableImage`."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ImageFolder(StoredImages):
+    """The images under one folder. Build it with `ImageFolder.open`."""
+
+    layout = "folder"
+    _paths: StringTable
+
+    @classmethod
+    def open(
+        cls, path: Path | str, *, channels: Channels = 3, background: Colour = WHITE, group_by: str | None = None,
+        min_side: int | None = None,
+    ) -> Self:  # fmt: skip
+        """Of a folder that is known to hold image files."""
+        reading = Reading(channels=channels, background=background, group_by=group_by, min_side=min_side)
+        return cls.of(list_folder(Path(path).absolute()), reading)
+
+    @classmethod
+    def of(cls, contents: Contents, reading: Reading) -> Self:
+        """Of a folder that was listed."""
+        if not contents.images:
+            raise holds_nothing(contents)
+        pair_captions(contents, split_folders=reading.split_folders, class_folders=reading.class_folders)
+        groups = None
+        if reading.group_by is not None:
+            rows = [row.columns if (row := contents.rows.get(image)) else None for image in contents.images]
+            groups = group_values(contents, rows, contents.images, reading.group_by)
+        return cls(
+            root=contents.root,
+            rejects=tuple(contents.rejects),
+            notes=contents.notes(),
+            reading=reading,
+            index=Index.of(_keys(contents.images), contents.captions, contents.sides, groups),
+            _paths=StringTable(contents.images),
+        )
+
     def path(self, index: int) -> Path:
         return self.root / self._paths[index]
 
+    def name(self, index: int) -> str:
+        return self._paths[index]
+
     def read(self, index: int) -> Pixels:
-        """The picture; raises `UnreadableImage`."""
-        return read_image(self.path(index), channels=self.channels, background=self.background, min_side=self.min_side)
+        return self.decoded(self.path(index))
+
+    def examine(self, index: int) -> Examined:
+        facts, picture = inspect_image(self.path(index))
+        with self.path(index).open("rb") as file:
+            return Examined(facts, hashlib.file_digest(file, "sha256").digest(), picture)
 
 
-def split_of(group: str, validation_fraction: float, seed: int = 0) -> Split:
-    """The side of one group: a hash, so it never depends on other files. A larger fraction only moves groups to validation."""
-    return "validation" if _split_hash(group, seed) < _split_threshold(validation_fraction) else "train"
+def captions_of(source: Source, index: int) -> tuple[str, ...]:
+    """All captions of a sample; a source of the user's own has at most one."""
+    if isinstance(source, StoredImages):
+        return source.captions(index)
+    caption = source.caption(index)
+    return () if caption is None else (caption,)
 
 
 def split_indices(
     source: Source, validation_fraction: float, seed: int = 0
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """The samples of `train` and of `validation`, each in the source's order."""
-    hashes = np.fromiter((_split_hash(source.group(i), seed) for i in range(len(source))), np.uint64, len(source))
-    validation = hashes < np.uint64(_split_threshold(validation_fraction))
+    if isinstance(source, StoredImages) and source.index.held_out is not None:
+        validation = source.index.held_out
+    else:
+        hashes = np.fromiter((split_hash(source.group(i), seed) for i in range(len(source))), np.uint64, len(source))
+        validation = hashes < np.uint64(split_threshold(validation_fraction))
     return np.flatnonzero(~validation), np.flatnonzero(validation)
 
 
@@ -209,9 +300,7 @@ class DatasetSource:
             )
         image = _entry(item, "image")
         if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] in (1, 3, 4):
-            if image.shape[2] == self._channels:
-                return image
-            image = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
+            return with_channels(image, channels=self._channels, background=self._background)
         if not isinstance(image, Image.Image):
             shape = getattr(image, "shape", None)
             found = type(image).__name__ + (f" of {image.dtype} shaped {tuple(shape)}" if shape is not None else "")
@@ -235,15 +324,12 @@ def _text(item: Any, name: str, index: int, default: str | None = None) -> str:
     return value
 
 
-def _keys(paths: Sequence[str]) -> tuple[list[str], npt.NDArray[np.bool_]]:
-    """Paths without extensions, except where two would then be equal; and which ones kept theirs."""
+def _keys(paths: Sequence[str]) -> list[str]:
+    """Paths without extensions, except where two would then be equal."""
     keys = [posixpath.splitext(path)[0] for path in paths]
-    keeps = np.zeros(len(paths), dtype=np.bool_)
     while repeated := {key for key, count in Counter(keys).items() if count > 1}:  # twice for a.png, a.jpg and a.png.png
-        for index, key in enumerate(keys):
-            if key in repeated:
-                keys[index], keeps[index] = paths[index], True
-    return keys, keeps
+        keys = [path if key in repeated else key for key, path in zip(keys, paths, strict=True)]
+    return keys
 
 
 def _position(index: int, length: int) -> int:
@@ -251,14 +337,3 @@ def _position(index: int, length: int) -> int:
     if not -length <= position < length:
         raise IndexError(f"index {position} is out of range for {length} entries")
     return position % length
-
-
-def _split_hash(group: str, seed: int) -> int:
-    digest = hashlib.blake2b(group.encode("utf-8", "surrogatepass"), digest_size=8, key=str(seed).encode())
-    return int.from_bytes(digest.digest(), "little")
-
-
-def _split_threshold(validation_fraction: float) -> int:
-    if not 0 <= validation_fraction < 1:
-        raise ValueError(f"got validation_fraction {validation_fraction}; expected 0 or more and less than 1")
-    return int(validation_fraction * 2**64)

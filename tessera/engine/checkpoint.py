@@ -266,8 +266,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Written and flushed to the disk."""
-    with path.open("w", encoding="utf8") as file:
+    """Written and flushed to the disk; of a file name that is not Unicode, which JSON may quote, the odd bytes as escapes."""
+    with path.open("w", encoding="utf8", errors="backslashreplace") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

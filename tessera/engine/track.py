@@ -41,7 +41,7 @@ class Journal:
     def note(self, message: str) -> None:
         """Only to log.txt; on a full disk the line is lost, and training goes on."""
         if self._speaks and self._path is not None:
-            with contextlib.suppress(OSError), self._path.open("a", encoding="utf8") as file:
+            with contextlib.suppress(OSError), self._path.open("a", encoding="utf8", errors="backslashreplace") as file:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")
 
     def progress(self, line: str) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import IO, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,8 @@ Pixels: TypeAlias = npt.NDArray[np.uint8]  # h w c
 Colour: TypeAlias = tuple[int, int, int]
 
 WHITE: Colour = (255, 255, 255)
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp")  # the names of files that are taken for images
 
 # What a file may be, whatever its name says. A list, because PIL would otherwise hand an .eps called .png to Ghostscript.
 # The common ones stand first: PIL tries them in this order.
@@ -48,6 +50,17 @@ class UnreadableImage(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Blob:
+    """An image file that lies inside another one: its name, for messages, and its bytes."""
+
+    name: str
+    content: bytes
+
+
+ImageFile: TypeAlias = Path | str | Blob
+
+
+@dataclass(frozen=True, slots=True)
 class ImageFacts:
     """What a file holds, before any conversion; width and height are those of the upright picture."""
 
@@ -58,23 +71,24 @@ class ImageFacts:
     animated: bool
 
 
-def read_image(path: Path | str, *, channels: Channels = 3, background: Colour = WHITE, min_side: int | None = None) -> Pixels:
+def read_image(file: ImageFile, *, channels: Channels = 3, background: Colour = WHITE, min_side: int | None = None) -> Pixels:
     """Decode one file. With `min_side` a JPEG may come out at a half, a quarter or an eighth of its size, several times
     faster, as long as its shorter side keeps at least that many pixels."""
-    with _opened(path) as image:
+    with _opened(file) as image:
         if min_side is not None:
             image.draft(None, (min_side, min_side))  # does nothing for the other formats
         image.load()
         return to_array(image, channels=channels, background=background)
 
 
-def inspect_image(path: Path | str) -> ImageFacts:
-    """Decode one file in full, exactly as `read_image` does, and say what it was."""
-    with _opened(path) as image:
+def inspect_image(file: ImageFile) -> tuple[ImageFacts, Pixels]:
+    """Decode one file in full, exactly as `read_image` does, and say what it was; with the picture, as RGB."""
+    with _opened(file) as image:
         mode, kind = image.mode, image.format or "unknown"
         image.load()
-        height, width = to_array(image).shape[:2]
-        return ImageFacts(width, height, mode, "JPEG" if kind == "MPO" else kind, _animated(image))
+        picture = to_array(image)
+        height, width = picture.shape[:2]
+        return ImageFacts(width, height, mode, "JPEG" if kind == "MPO" else kind, _animated(image)), picture
 
 
 def to_array(image: Image.Image, *, channels: Channels = 3, background: Colour = WHITE) -> Pixels:
@@ -91,6 +105,11 @@ def to_array(image: Image.Image, *, channels: Channels = 3, background: Colour =
         image = image.convert("RGB").convert("L")  # Rec. 601 luma; a grey pixel keeps its value
     array = np.array(image)  # a copy, so that torch may share its memory
     return _upright(array if array.ndim == 3 else array[:, :, None], orientation)
+
+
+def with_channels(array: Pixels, *, channels: Channels, background: Colour = WHITE) -> Pixels:
+    """An array of 1, 3 or 4 channels as one of the asked number, as if it had been read from a file."""
+    return array if array.shape[2] == channels else to_array(_to_pil(array), channels=channels, background=background)
 
 
 def encode_png(array: Pixels) -> bytes:
@@ -208,23 +227,28 @@ def _upright(array: Pixels, orientation: int) -> Pixels:
 
 
 @contextmanager
-def _opened(path: Path | str) -> Iterator[Image.Image]:
+def _opened(file: ImageFile) -> Iterator[Image.Image]:
+    name = file.name if isinstance(file, Blob) else file
     try:
-        # Not by name: PIL maps a raw TIFF that it opens by name into memory, and scrambles it when it is rotated (13.0).
-        with open(path, "rb") as file, Image.open(file, formats=_FORMATS) as image:
+        with _stream(file) as stream, Image.open(stream, formats=_FORMATS) as image:
             yield image
     except Exception as error:  # PIL's decoders leak a dozen kinds from damaged files
-        raise UnreadableImage(path, _reason(Path(path), error)) from error
+        raise UnreadableImage(name, _reason(file, error)) from error
 
 
-def _reason(path: Path, error: Exception) -> str:
+def _stream(file: ImageFile) -> IO[bytes]:
+    """Never by name: PIL maps a raw TIFF that it opens by name into memory, and scrambles it when it is rotated (13.0)."""
+    return io.BytesIO(file.content) if isinstance(file, Blob) else open(file, "rb")
+
+
+def _reason(file: ImageFile, error: Exception) -> str:
     if isinstance(error, OSError) and error.errno is not None:
         return (error.strerror or str(error)).lower()  # no such file, permission denied, is a directory
     if isinstance(error, Image.DecompressionBombError):
         return "more pixels than PIL decodes safely (a decompression bomb?)"
     if isinstance(error, UnidentifiedImageError):
-        with path.open("rb") as file:
-            return _not_an_image(file.read(256))
+        with _stream(file) as stream:
+            return _not_an_image(stream.read(256))
     message = " ".join(str(error).split())[:200]
     return f"damaged: {message or type(error).__name__}"
 

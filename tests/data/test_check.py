@@ -153,4 +153,12 @@ def test_real_emoji() -> None:
     assert report.sizes == {"128x128": 1644}
     assert report.modes == {"RGBA": 1644}
     assert sum(report.split.values()) == 1644
-    assert report.notes == ()
+    assert report.num_exact_duplicates == 5
+    assert 60 <= report.num_near_groups <= 90
+    assert 250 <= report.num_near_duplicates <= 350
+    named = [{Path(name).stem for name in group} for group in report.near_duplicates]
+    for trade in ["cook", "mechanic", "astronaut", "firefighter", "detective", "guard", "superhero", "mage", "vampire"]:
+        assert any({trade, f"man_{trade}", f"woman_{trade}"} <= group for group in named), trade
+    assert not any({"red_heart", "blue_heart"} <= group for group in named)
+    assert report.num_straddling > 0
+    assert len(report.notes) == 1

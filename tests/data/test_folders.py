@@ -172,10 +172,10 @@ def test_caption_files(tmp_path: Path) -> None:
     (tmp_path / "orphan.txt").write_text("no picture")
     source = ImageFolder.open(tmp_path)
     assert captions(source) == {
-        "a": "with a mark", "b": "Ünïcode 猫", "c": "upper case", "d": None, "e": None, "f": "two\nlines",
+        "a": "with a mark", "b": "Ünïcode 猫", "c": "upper case", "d": None, "e": None, "f": "two",
         "g": "from txt", "h": None,
     }  # fmt: skip
-    assert source.captions(7) == ()
+    assert (source.captions(5), source.captions(7)) == (("two", "lines"), ())
     assert [reject.path for reject in source.rejects] == ["e.txt"]
     assert "not UTF-8" in source.rejects[0].reason
     assert notes_about(source, "empty caption file") == ["empty caption file: 1 (d.txt)"]
@@ -218,10 +218,14 @@ def test_jsonl_rows_each_with_their_fault(tmp_path: Path) -> None:
     source = ImageFolder.open(tmp_path)
     assert captions(source) == {"a": "first", "b": "second", "c": None, "e": None, "f": None, "sub/d": "third"}
     reasons = {reject.path: reject.reason for reject in source.rejects}
-    assert list(reasons) == [f"metadata.jsonl:{line}" for line in (5, 6, 7, 8, 9, 10, 11, 12)]
-    expected = ["gone.png: no such file", "metadata.jsonl:1 is used", "not JSON", "a JSON list", "file_name is None", "outside"]
+    assert list(reasons) == [f"metadata.jsonl:{line}" for line in (5, 7, 8, 9, 10, 11, 12)]
+    expected = ["gone.png: no such file", "not JSON", "a JSON list", "file_name is None", "outside"]
     for reason, words in zip(reasons.values(), [*expected, "text is 5", "not an image"], strict=True):
         assert words in reason
+    assert source.captions(0) == ("first", "again")
+    assert notes_about(source, "another row") == [
+        "another row for the same image, whose caption is one more: 1 (metadata.jsonl:6)"
+    ]
     assert notes_about(source, "no row") == ["image that no row of the metadata names: 2 (c.png, f.png)"]
     assert notes_about(source, "without a caption") == ["metadata row without a caption: 1 (metadata.jsonl:13)"]
 
@@ -294,12 +298,6 @@ def test_groups_come_from_a_column(tmp_path: Path) -> None:
         ImageFolder.open(tmp_path, group_by="artist")
 
 
-def test_a_table_that_cannot_be_read_is_said(tmp_path: Path) -> None:
-    put(tmp_path / "a.png")
-    (tmp_path / "metadata.parquet").write_bytes(b"PAR1")
-    assert notes_about(ImageFolder.open(tmp_path), "metadata.parquet is not read")
-
-
 # ---- input that is wrong altogether
 
 
@@ -321,7 +319,7 @@ def test_wrong_places(tmp_path: Path) -> None:
     [
         ([f"{number}.obj" for number in range(12)], "found 12 .obj files: that looks like meshes"),
         (["a.mp4", "a.txt"], "that looks like videos"),
-        (["data.tar"], "found 1 .tar file: that looks like archives; unpack them first"),
+        (["data.tar.gz"], "found 1 .gz file: that looks like archives; unpack them first"),
         (["a.HEIC", "b.heic"], "found 2 .heic files: that looks like images of another format; convert"),
         (["LICENSE", "a.md"], "extensionless"),
     ],

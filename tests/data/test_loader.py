@@ -143,6 +143,64 @@ def test_flips_are_half_of_the_draws_and_crops_are_spread(folder: Path) -> None:
     assert 150 < mirrored < 250
 
 
+@pytest.fixture
+def captioned(tmp_path: Path) -> Path:
+    """Twelve pictures of noise: four with three captions, four whose caption names a side, four with one."""
+    rng = np.random.default_rng(0)
+    for number in range(12):
+        Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(tmp_path / f"{number:02d}.png")
+        text = "one\ntwo\nthree" if number < 4 else "the left one" if number < 8 else "plain"
+        (tmp_path / f"{number:02d}.txt").write_text(text)
+    return tmp_path
+
+
+def test_a_caption_of_several_is_drawn_by_seed_epoch_and_key(captioned: Path) -> None:
+    def drawn(seed: int, batch_size: int = 12, workers: int = 0) -> list[tuple[str, str | None]]:
+        made = loader(captioned, validation_fraction=0.0, seed=seed, batch_size=batch_size, workers=workers)
+        batches = [batch for step in take(made, 60 * 12 // batch_size) for batch in step]
+        return [pair for batch in batches for pair in zip(batch.keys, batch.captions, strict=True)]
+
+    first = drawn(0)
+    assert first == drawn(0, batch_size=5) == drawn(0, batch_size=5, workers=2)
+    assert first != drawn(1)
+    counts = Counter(caption for key, caption in first if int(key) < 4)
+    assert set(counts) == {"one", "two", "three"}
+    assert min(counts.values()) > 240 / 3 * 0.7
+    assert {caption for key, caption in first if int(key) >= 8} == {"plain"}
+
+
+def test_validation_and_preview_take_the_first_caption(captioned: Path) -> None:
+    made = loader(captioned, validation_fraction=0.49)
+    for batch in [*made.validation(), made.preview()]:
+        assert not {"two", "three"} & set(batch.captions)
+
+
+@pytest.mark.parametrize(("flip", "sided"), [(True, False), ("always", True), (False, False)])
+def test_pictures_whose_captions_name_a_side_are_not_mirrored(captioned: Path, flip: Any, sided: bool) -> None:
+    source = ImageFolder.open(captioned)
+    prepared = Prepared(source, DataConfig(resolution=16, flip=flip), np.arange(12), 0)
+    mirrored = Counter[bool]()
+    for position in range(12 * 20):
+        item = prepared[position]
+        assert item.image is not None
+        index = int(item.key)
+        mirrored[4 <= index < 8] += not np.array_equal(item.image, source.read(index))
+    assert (mirrored[True] > 20) == sided
+    assert (mirrored[False] > 40) == bool(flip)
+
+
+def test_split_folders_decide_what_is_trained(tmp_path: Path) -> None:
+    for number in range(20):
+        folder = tmp_path / ("val" if number % 4 == 0 else "train")
+        folder.mkdir(exist_ok=True)
+        Image.new("RGB", (16, 16), (number, 0, 0)).save(folder / f"{number}.png")
+    made = loader(tmp_path, validation_fraction=0.5, batch_size=15)
+    seen = {key for step in take(made, 3) for batch in step for key in batch.keys}
+    assert {key.split("/")[0] for key in seen} == {"train"}
+    assert len(seen) == 15
+    assert {key.split("/")[0] for batch in made.validation() for key in batch.keys} == {"val"}
+
+
 # ---- validation and preview
 
 

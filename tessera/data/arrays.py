@@ -1,0 +1,182 @@
+"""NumPy stacks of pictures in, a source out. The files are mapped into memory: a picture is read when it is asked for.
+
+A stack is a .npy file of uint8, n h w c or n h w. Its captions stand beside it in the same order: STEM.txt or captions.txt with a
+line a picture (an empty one is no caption), or STEM.jsonl or captions.jsonl with a string, a list of strings or an object a line.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import posixpath
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.config import UserError
+from tessera.data.folders import EXPECTED, Contents, Reject, divide, group_values
+from tessera.data.sources import Examined, Index, Reading, StoredImages, StringTable
+from tessera.data.splits import Split
+from tessera.data.tables import clean_captions, filled_captions, jsonl_rows
+from tessera.media.images import ImageFacts, Pixels, UnreadableImage, with_channels
+
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ArrayStacks(StoredImages):
+    """The pictures in the .npy files of a folder, or in a single one. Build it with `ArrayStacks.of`."""
+
+    layout = "arrays"
+    _files: StringTable  # paths below the root
+    _starts: npt.NDArray[np.int64]  # file i has the samples from starts[i] to starts[i + 1]
+
+    @classmethod
+    def of(cls, contents: Contents, reading: Reading) -> ArrayStacks:
+        files, sides, lengths = _stacks(contents, reading.split_folders)
+        stacks = list(zip(files, lengths, strict=True))
+        per_folder = Counter(posixpath.dirname(file) for file in files)
+        lines = [
+            line for file, length in stacks for line in _lines(contents, file, length, per_folder[posixpath.dirname(file)] == 1)
+        ]
+        keys = [
+            f"{posixpath.splitext(file or contents.root.name)[0]}/{number:06d}"
+            for file, length in stacks
+            for number in range(length)
+        ]
+        groups = None
+        if reading.group_by is not None:
+            groups = group_values(contents, [line.columns for line in lines], keys, reading.group_by)
+        spread = None if sides is None else [side for side, length in zip(sides, lengths, strict=True) for _ in range(length)]
+        return cls(
+            root=contents.root,
+            rejects=tuple(contents.rejects),
+            notes=contents.notes(),
+            reading=reading,
+            index=Index.of(keys, [line.captions for line in lines], spread, groups),
+            _files=StringTable(files),
+            _starts=np.cumsum([0, *lengths], dtype=np.int64),
+        )
+
+    def name(self, index: int) -> str:
+        file, place = self._place(index)
+        return f"{self._files[file] or self.root.name}[{place}]"
+
+    def read(self, index: int) -> Pixels:
+        return with_channels(self._stored(index), channels=self.reading.channels, background=self.reading.background)
+
+    def examine(self, index: int) -> Examined:
+        stored = self._stored(index)
+        height, width, channels = stored.shape
+        facts = ImageFacts(width, height, _MODES[channels], "NPY", False)
+        digest = hashlib.sha256(f"{stored.shape}".encode() + stored.tobytes()).digest()
+        return Examined(facts, digest, with_channels(stored, channels=3))
+
+    def _place(self, index: int) -> tuple[int, int]:
+        file = int(np.searchsorted(self._starts, index, side="right")) - 1
+        return file, index - int(self._starts[file])
+
+    def _stored(self, index: int) -> Pixels:
+        file, place = self._place(range(len(self))[index])
+        path = self.root / self._files[file]
+        try:
+            picture = np.array(_mapped(path)[place])  # a copy, so that nobody holds on to the file
+        except (OSError, ValueError, IndexError) as error:  # it was replaced or cut after it was opened
+            raise UnreadableImage(f"{path}[{place}]", f"damaged: {error}") from error
+        return picture if picture.ndim == 3 else picture[:, :, None]
+
+
+def _mapped(path: Path) -> npt.NDArray[np.uint8]:
+    """A mapping per process and file, remade when the file changes: a source that is pickled for a worker carries paths only."""
+    status = path.stat()
+    return _mapping(str(path), status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=16)
+def _mapping(path: str, size: int, changed: int) -> npt.NDArray[np.uint8]:
+    return np.load(path, mmap_mode="r", allow_pickle=False)
+
+
+def _stacks(contents: Contents, split_folders: bool) -> tuple[list[str], list[Split] | None, list[int]]:
+    """The files that are stacks of pictures, their sides and lengths; the others are rejects."""
+    good = {file: length for file in contents.arrays if (length := _length(contents, file))}
+    if not good:
+        reasons = "; ".join(f"{reject.path}: {reject.reason}" for reject in contents.rejects[:3])
+        raise UserError(f"{contents.root} holds .npy files without pictures ({reasons}); {EXPECTED}")
+    files, sides = divide(contents, list(good), split_folders)
+    return files, sides, [good[file] for file in files]
+
+
+def _length(contents: Contents, file: str) -> int:
+    path = contents.root / file
+    try:
+        array = _mapped(path)
+    except Exception as error:  # a damaged header is parsed as Python, and leaks what that may raise
+        reason = f"not an array that can be mapped: {' '.join(str(error).split())[:200]}"
+    else:
+        shape = array.shape
+        if (
+            array.dtype == np.uint8
+            and min(shape, default=0) > 0
+            and (len(shape) == 3 or (len(shape) == 4 and shape[3] in _MODES))
+        ):
+            return shape[0]
+        turned = "; its channels stand first: transpose it to n h w c" if len(shape) == 4 and shape[1] in _MODES else ""
+        reason = f"{array.dtype} shaped {shape}; expected uint8, n x height x width, or with 1, 3 or 4 channels last{turned}"
+    contents.rejects.append(Reject(file or path.name, reason))
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    captions: tuple[str, ...] = ()
+    columns: dict[str, Any] | None = None
+
+
+def _lines(contents: Contents, file: str, length: int, single: bool) -> Sequence[_Line]:
+    """One for each picture of a stack. captions.txt and captions.jsonl speak for the only stack of their folder."""
+    path = contents.root / file
+    names = [path.with_suffix(".txt"), path.with_suffix(".jsonl")]
+    names += [path.with_name("captions.txt"), path.with_name("captions.jsonl")] if single else []
+    found = next((name for name in names if name.is_file()), None)
+    if found is None:
+        return [_Line()] * length
+    try:
+        lines = _text_lines(found) if found.suffix == ".txt" else _json_lines(contents, found)
+    except OSError as error:
+        raise UserError(f"{found} cannot be read: {error.strerror}; repair it, or remove it") from None
+    if len(lines) != length:
+        raise UserError(
+            f"{found} has {len(lines):,} lines, and {path.name} has {length:,} pictures; "
+            "expected a line a picture, in the same order (an empty one where there is no caption)"
+        )
+    return lines
+
+
+def _text_lines(path: Path) -> list[_Line]:
+    try:
+        lines = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from None
+    if lines[-1] == "":  # the end of the last line, not a line of its own
+        lines.pop()
+    return [_Line(clean_captions(line, "the caption")) for line in lines]
+
+
+def _json_lines(contents: Contents, path: Path) -> list[_Line]:
+    lines = []
+    for number, value in jsonl_rows(path):
+        try:
+            if isinstance(value, ValueError):
+                raise value
+            columns = value if isinstance(value, dict) else None
+            lines.append(_Line(clean_captions(value, "the line") if columns is None else filled_captions(columns), columns))
+        except ValueError as error:
+            lines.append(_Line())
+            contents.rejects.append(Reject(f"{path.name}:{number}", str(error)))
+    return lines

@@ -1,0 +1,130 @@
+"""Which captions each picture of a folder has: from metadata rows, from files beside it, or from the name of its class folder."""
+
+from __future__ import annotations
+
+import itertools
+import posixpath
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tessera.config import UserError
+from tessera.data.folders import CAPTION_SUFFIXES, Contents, Reject, divide
+from tessera.data.splits import SPLIT_NAMES
+from tessera.data.tables import Row, clean_captions, filled_captions, image_of, table_rows
+
+# Whole words that a mirror would turn into a lie: left, right, left-hand, leftwards, rightmost; not bright or copyright.
+_SIDE = re.compile(r"\b(left|right)(wards?|most|hand|handed|side)?\b", re.IGNORECASE)
+_REPEATS = re.compile(r"^\d+_(?=.)")  # kohya's `10_cat`: repeats, then the name
+
+
+def names_side(captions: Sequence[str]) -> bool:
+    """Whether one of them says left or right."""
+    return any(_SIDE.search(caption) for caption in captions)
+
+
+def pair_captions(contents: Contents, *, split_folders: bool = True, class_folders: bool = True) -> None:
+    """Fills rows, sides and captions, and leaves only images that are used."""
+    _read_metadata(contents)
+    stems = {posixpath.splitext(image)[0] for image in contents.images}
+    for stem, name in sorted((posixpath.splitext(name)[0], name) for name in contents.caption_files.values()):
+        if stem not in stems:
+            contents.note("caption file without an image", name)
+    contents.images, contents.sides = divide(contents, contents.images, split_folders)
+    _read_captions(contents)
+    if class_folders and not contents.metadata and not any(contents.captions):
+        _name_classes(contents)
+    contents.rejects = list(dict.fromkeys(contents.rejects))  # two images of one stem share a caption file
+
+
+def _read_metadata(contents: Contents) -> None:
+    """Several rows for one image give it several captions; its other columns are those of the first."""
+    by_name = {unicodedata.normalize("NFC", image): image for image in contents.images}  # macOS writes names as NFD
+    for folder, names in itertools.groupby(sorted(contents.metadata, key=posixpath.dirname), key=posixpath.dirname):
+        found = [posixpath.basename(name) for name in names]
+        if len(found) > 1:
+            raise UserError(f"{contents.root / folder} holds both {' and '.join(found)}; keep the one that is right")
+    for name in contents.metadata:
+        for line, columns in table_rows(contents.root / name):
+            where = f"{name}:{line}"
+            try:
+                image = image_of(columns, posixpath.dirname(name), by_name)
+                row = Row(where, filled_captions(columns), columns)
+            except ValueError as error:
+                contents.rejects.append(Reject(where, str(error)))
+                continue
+            if image in contents.rows:
+                contents.note("another row for the same image, whose caption is one more", where)
+                first = contents.rows[image]
+                row = replace(first, captions=tuple(dict.fromkeys((*first.captions, *row.captions))))
+            contents.rows[image] = row
+
+
+def _read_captions(contents: Contents) -> None:
+    """A row's captions, otherwise those of the file beside the image."""
+    covered = tuple(posixpath.join(posixpath.dirname(name), "") for name in contents.metadata)  # tables speak for all below them
+    for image in contents.images:
+        stem = posixpath.splitext(image)[0]
+        beside = [stem + suffix for suffix in CAPTION_SUFFIXES if stem + suffix in contents.caption_files]
+        row = contents.rows.get(image)
+        captions = row.captions if row else ()
+        if row is None and image.startswith(covered):
+            contents.note("image that no row of the metadata names", image)
+        elif row and not captions:
+            contents.note("metadata row without a caption", row.where)
+        if beside and captions:
+            contents.note("caption file not used, because the metadata have a caption for its image", beside[0])
+        elif beside:
+            captions = _caption_file(contents, contents.caption_files[beside[0]])
+            if len(beside) > 1:
+                contents.note("image with two caption files, of which .txt is used", image)
+        contents.captions.append(captions)
+
+
+def _caption_file(contents: Contents, name: str) -> tuple[str, ...]:
+    try:
+        content = (contents.root / name).read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        reason = f"not UTF-8 ({error.reason} at byte {error.start}); its image is used without a caption"
+    except OSError as error:
+        reason = f"{error.strerror}; its image is used without a caption"
+    else:
+        captions = caption_lines(content)
+        if not captions:
+            contents.note("empty caption file", name)
+        if len(captions) > 1:
+            contents.note("caption file of several lines, each of which is a caption of its own", name)
+        return captions
+    contents.rejects.append(Reject(name, reason))
+    return ()
+
+
+def caption_lines(content: str) -> tuple[str, ...]:
+    """Every line that is not empty is a caption."""
+    return clean_captions(re.split(r"[\r\n]+", content), "the caption")
+
+
+def _name_classes(contents: Contents) -> None:
+    """Only where it is plain: every image lies in a folder directly below the root or its split folder, and there are several."""
+    parts = [image.split("/") for image in contents.images]
+    if contents.sides is not None:
+        parts = [each[1:] for each in parts]
+    names = {each[0] for each in parts}
+    if any(len(each) != 2 for each in parts) or len(names) < 2 or any(name.lower() in SPLIT_NAMES for name in names):
+        return
+    for name in sorted(names):
+        contents.note("class folder, whose name is the caption of its images (data.class_folders=false: no captions)", name)
+        if _REPEATS.match(name):
+            contents.note("folder named REPEATS_NAME, whose number is left out: every image is seen once an epoch", name)
+    contents.captions = [clean_captions(class_name(each[0]), "the folder's name") if _is_text(each[0]) else () for each in parts]
+
+
+def class_name(folder: str) -> str:
+    """`10_golden_retriever` -> golden retriever."""
+    return " ".join(_REPEATS.sub("", folder).split("_")).strip()
+
+
+def _is_text(name: str) -> bool:
+    """File names need not be; captions must."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)

@@ -1,0 +1,81 @@
+"""docs/data.md: every example folder is built and opened, and gives the samples that stand under it."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tessera.config import DataConfig
+from tessera.data.opening import open_source
+from tessera.data.sources import StoredImages
+from tessera.media.images import IMAGE_SUFFIXES
+
+PAGE = (Path(__file__).parents[2] / "docs/data.md").read_text(encoding="utf8")
+EXAMPLES = re.findall(r"```folder\n(.*?)```\n```samples\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+def content_of(name: str, lines: list[str]) -> bytes:
+    suffix = Path(name).suffix
+    stream = io.BytesIO()
+    if suffix in IMAGE_SUFFIXES:
+        Image.new("RGB", (8, 8)).save(stream, Image.registered_extensions()[suffix])
+    elif suffix == ".npy":
+        np.save(stream, np.zeros((int(lines[0].split()[0]), 8, 8, 3), np.uint8))
+    elif suffix == ".parquet":
+        pyarrow = pytest.importorskip("pyarrow")
+        table = pyarrow.Table.from_pylist([json.loads(line) for line in lines])
+        pytest.importorskip("pyarrow.parquet").write_table(table, stream)
+    else:
+        stream.write("".join(f"{line}\n" for line in lines).encode())
+    return stream.getvalue()
+
+
+def build(root: Path, listing: str) -> None:
+    files: dict[str, list[str]] = {}
+    for line in listing.splitlines():
+        name, _, text = line.partition(" ")
+        files.setdefault(name, []).append(text.strip())
+    for name, lines in files.items():
+        shard, _, member = name.rpartition(":")
+        path = root / (shard or name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = content_of(name, lines)
+        if not shard:
+            path.write_bytes(content)
+            continue
+        with tarfile.open(path, "a") as tar:
+            entry = tarfile.TarInfo(member)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+
+
+def described(source: StoredImages) -> list[str]:
+    held_out = source.index.held_out
+    lines = []
+    for index in range(len(source)):
+        side = "hash" if held_out is None else "validation" if held_out[index] else "train"
+        lines.append(f"{source.key(index)} | {side} | {' / '.join(source.captions(index))}".rstrip())
+    return lines
+
+
+@pytest.mark.parametrize(("listing", "samples"), EXAMPLES)
+def test_an_example_gives_its_samples(tmp_path: Path, listing: str, samples: str) -> None:
+    build(tmp_path, listing)
+    source = open_source(tmp_path, DataConfig())
+    assert described(source) == samples.splitlines()
+    assert source.rejects == ()
+    assert all(source.read(index).shape == (8, 8, 3) for index in range(len(source)))
+
+
+def test_the_page_has_an_example_of_every_convention() -> None:
+    text = "".join(listing for listing, _ in EXAMPLES)
+    for part in (".txt", ".caption", "metadata.jsonl", "metadata.csv", "metadata.parquet", "val/", ".tar:", ".npy", "10_cat/"):
+        assert part in text
+    assert PAGE.count("```folder") == PAGE.count("```samples") == len(EXAMPLES) == 8
