@@ -6,7 +6,7 @@ of the bytes cross the bus. Axis letters: b batch, c channels, h w picture.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
@@ -70,6 +70,49 @@ class ImageBatch:
             keys=tuple(keys),
             captions=tuple(captions),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Captions on their way to an encoder: ids for one that the stage trains, or the states that a fixed one has made."""
+
+    mask: Tensor  # b m bool: what belongs to the caption
+    ids: Tensor | None  # b m int64
+    states: Tensor | None  # b m c
+
+    def to(self, device: torch.device) -> Text:
+        """Moves without waiting."""
+        return self._each(lambda part: part.to(device, non_blocking=True))
+
+    def pin_memory(self) -> Text:
+        """Called by the loader's pinning thread."""
+        return self._each(Tensor.pin_memory)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Text:
+        ids, states = (None if part is None else change(part) for part in (self.ids, self.states))
+        return Text(change(self.mask), ids, states)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """Token grids of one shape, with their captions."""
+
+    ids: Tensor  # b ... int64: h w of a picture, t h w of a clip
+    text: Text
+    valid: Tensor  # b bool: False where a sample only fills up the last batch of a validation pass
+    positions: Tensor  # b int64, stays on the host
+    keys: tuple[str, ...]
+    captions: tuple[str | None, ...]
+    faults: tuple[str, ...] = ()
+
+    def to(self, device: torch.device) -> TokenBatch:
+        """Moves without waiting; ids travel in the type they are stored in."""
+        ids = self.ids.to(device, non_blocking=True).long()
+        return replace(self, ids=ids, text=self.text.to(device), valid=self.valid.to(device, non_blocking=True))
+
+    def pin_memory(self) -> TokenBatch:
+        """Called by the loader's pinning thread."""
+        return replace(self, ids=self.ids.pin_memory(), text=self.text.pin_memory(), valid=self.valid.pin_memory())
 
 
 def to_uint8(images: Tensor) -> Tensor:

@@ -1,0 +1,1 @@
+"""Generators: tokens given a condition."""

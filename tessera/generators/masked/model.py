@@ -1,0 +1,133 @@
+"""The network: a bidirectional transformer over a token grid, with cross-attention to text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from tessera.config import Config
+from tessera.nn.attention import Attention, FeedForward, frequencies_of, linear
+from tessera.nn.positions import grid_coordinates, rotary_angles
+from tessera.text.states import TextStates
+
+LARGE_VOCABULARY = 2**14  # from here on ids are written as two digits
+
+
+class MaskedConfig(Config):
+    """A bidirectional transformer that guesses hidden tokens."""
+
+    kind: Literal["masked"] = "masked"
+    """The kind of generator."""
+    width: int = Field(384, ge=16)
+    """Channels."""
+    depth: int = Field(8, ge=1)
+    """Layers."""
+    heads: int = Field(6, ge=1)
+    """Attention heads of each layer."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout after attention and feed-forward."""
+
+    @model_validator(mode="after")
+    def _heads(self) -> MaskedConfig:
+        if self.width % self.heads or self.width // self.heads % 2:
+            raise ValueError(f"width {self.width} does not split into {self.heads} heads of even width")
+        return self
+
+
+def digit_sizes(vocab_size: int) -> tuple[int, ...]:
+    """One digit, or for a large vocabulary the two most equal ones whose product it is: embeddings and head then grow with its
+    root. The digits of a token are guessed independently of each other. A prime stays whole."""
+    if vocab_size < LARGE_VOCABULARY:
+        return (vocab_size,)
+    low = next(size for size in range(math.isqrt(vocab_size), 0, -1) if vocab_size % size == 0)
+    return (vocab_size,) if low < 2 else (low, vocab_size // low)
+
+
+class Block(nn.Module):
+    """Self-attention, cross-attention to the text, feed-forward; shifted, scaled and gated by the condition (adaLN, Peebles and
+    Xie 2023; one projection for all layers and a table for each, Chen et al. 2023). Gates start at 0."""
+
+    def __init__(self, config: MaskedConfig, text_width: int) -> None:
+        super().__init__()
+        width = config.width
+        self.norm1, self.norm2, self.norm3 = (nn.RMSNorm(width, elementwise_affine=False) for _ in range(3))
+        self.attention = Attention(width, config.heads)
+        self.cross = Attention(width, config.heads, text_width)
+        self.feed_forward = FeedForward(width)
+        self.table = nn.Parameter(torch.zeros(9, width))
+        self.dropout = config.dropout
+
+    def forward(self, x: Tensor, text: Tensor, mask: Tensor, condition: Tensor, angles: Tensor) -> Tensor:
+        """x b n d, text b m c, mask b m, condition b 9 d, angles n k"""
+        shift1, scale1, gate1, shift2, scale2, gate2, shift3, scale3, gate3 = (condition + self.table)[:, :, None].unbind(1)
+        x = x + gate1 * self._drop(self.attention(self.norm1(x) * (1 + scale1) + shift1, angles=angles))
+        x = x + gate2 * self._drop(self.cross(self.norm2(x) * (1 + scale2) + shift2, text, mask))
+        return x + gate3 * self._drop(self.feed_forward(self.norm3(x) * (1 + scale3) + shift3))
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training)
+
+
+class MaskedTransformer(nn.Module):
+    """Visible tokens and text in, a distribution for every hidden token out. `vocab_size` itself is the id of a hidden token."""
+
+    def __init__(self, config: MaskedConfig, vocab_size: int, grid: Sequence[int], text_width: int) -> None:
+        super().__init__()
+        width = config.width
+        self.vocab_size, self.mask_id, self.grid = vocab_size, vocab_size, tuple(grid)
+        self.digits = digit_sizes(vocab_size)
+        self.embed = nn.ModuleList(nn.Embedding(size + 1, width) for size in self.digits)  # the last row: hidden
+        self.places = nn.ParameterList(torch.randn(size, width) / math.sqrt(len(self.grid)) for size in self.grid)
+        self.null = nn.Parameter(torch.randn(1, 1, text_width) * 0.02)  # what is attended to when there is no text
+        self.share = nn.Sequential(linear(256, width, bias=True), nn.SiLU(), linear(width, width, bias=True))
+        self.pooled = linear(text_width, width)
+        self.condition = linear(width, 9 * width, gain=0, bias=True)
+        self.blocks = nn.ModuleList(Block(config, text_width) for _ in range(config.depth))
+        self.norm = nn.RMSNorm(width)
+        self.head = linear(width, sum(self.digits), gain=0.02 * math.sqrt(width), bias=True)
+        for table in self.embed:
+            nn.init.normal_(table.weight, std=1 / math.sqrt(len(self.digits)))  # type: ignore[arg-type]
+        angles = rotary_angles(grid_coordinates(self.grid), width // config.heads)
+        self.register_buffer("angles", angles, persistent=False)
+
+    angles: Tensor
+
+    def forward(self, ids: Tensor, text: TextStates) -> Tensor:
+        """ids b n, hidden ones `mask_id` -> features b n d, for `logits`."""
+        hidden = (ids == self.mask_id).float().mean(1)
+        x = torch.stack([table(digit) for table, digit in zip(self.embed, self.split(ids), strict=True)]).sum(0)
+        x = x + self.absolute()
+        condition = self.share(frequencies_of(hidden, 256)) + self.pooled(text.pooled)
+        shifts = self.condition(F.silu(condition)).unflatten(-1, (9, -1))
+        states = torch.cat([self.null.expand(len(ids), -1, -1).to(text.states.dtype), text.states], dim=1)
+        mask = F.pad(text.mask, (1, 0), value=True)
+        for block in self.blocks:
+            x = block(x, states, mask, shifts, self.angles)
+        return self.norm(x)
+
+    def absolute(self) -> Tensor:
+        """n d, one learned vector for each index of each axis. Rotation says where tokens are to each other; where nothing is
+        visible yet all of them look alike, and only this tells left from right."""
+        coordinates = grid_coordinates(self.grid, self.angles.device)
+        return torch.stack([table[index] for table, index in zip(self.places, coordinates.unbind(-1), strict=True)]).sum(0)
+
+    def logits(self, features: Tensor) -> list[Tensor]:
+        """... d -> ... size for every digit, fp32."""
+        return list(self.head(features).float().split(self.digits, dim=-1))
+
+    def split(self, ids: Tensor) -> list[Tensor]:
+        """Ids -> digits, the last one changing fastest; a hidden token is hidden in every digit."""
+        if len(self.digits) == 1:
+            return [ids]
+        hidden, (high, low) = ids == self.mask_id, self.digits
+        return [torch.where(hidden, high, ids // low), torch.where(hidden, low, ids % low)]
+
+    def join(self, digits: Sequence[Tensor]) -> Tensor:
+        """The inverse of `split`, of visible tokens."""
+        return digits[0] if len(digits) == 1 else digits[0] * self.digits[1] + digits[1]

@@ -1,0 +1,94 @@
+"""Attention and feed-forward layers of the generators and text encoders. Sequences are b n d."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from tessera.nn.positions import rotate
+
+
+def linear(width_in: int, width_out: int, *, gain: float = 1.0, bias: bool = False) -> nn.Linear:
+    """Normal weights of deviation gain / sqrt(width_in), biases 0: unit variance in, variance gain^2 out."""
+    layer = nn.Linear(width_in, width_out, bias=bias)
+    nn.init.normal_(layer.weight, std=gain / math.sqrt(width_in)) if gain else nn.init.zeros_(layer.weight)
+    if bias:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Attention(nn.Module):
+    """Multi-head attention to oneself or to a context. Queries and keys are normalised by head, so logits cannot grow without
+    bound (Dehghani et al. 2023, section 3.1)."""
+
+    def __init__(self, width: int, heads: int, context_width: int | None = None) -> None:
+        super().__init__()
+        if width % heads or width // heads % 2:
+            raise ValueError(f"width {width} does not split into {heads} heads of even width")
+        self.heads = heads
+        self.query = linear(width, width)
+        self.key_value = linear(context_width or width, 2 * width)
+        self.query_norm, self.key_norm = nn.RMSNorm(width // heads), nn.RMSNorm(width // heads)
+        self.out = linear(width, width)
+
+    def forward(
+        self, x: Tensor, context: Tensor | None = None, mask: Tensor | None = None, angles: Tensor | None = None
+    ) -> Tensor:
+        """x b n d; context b m c, else x itself; mask b m, True where a key may be seen; angles n d/2 turn queries and keys."""
+        query = self.query_norm(self._by_head(self.query(x)))
+        key, value = (self._by_head(part) for part in self.key_value(x if context is None else context).chunk(2, dim=-1))
+        key = self.key_norm(key)
+        if angles is not None:
+            query, key = rotate(query, angles), rotate(key, angles)
+        allowed = None if mask is None else mask[:, None, None, :]
+        seen = F.scaled_dot_product_attention(query, key.to(query.dtype), value.to(query.dtype), attn_mask=allowed)
+        return self.out(rearrange(seen, "b h n k -> b n (h k)"))
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        return rearrange(x, "b n (h k) -> b h n k", h=self.heads)
+
+
+class FeedForward(nn.Module):
+    """SwiGLU (Shazeer 2020), two thirds as wide as a plain one of that ratio, so that it costs the same."""
+
+    def __init__(self, width: int, ratio: float = 4.0) -> None:
+        super().__init__()
+        inner = max(8, round(width * ratio * 2 / 3 / 8) * 8)
+        self.up, self.down = linear(width, 2 * inner), linear(inner, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """b n d -> b n d"""
+        gate, value = self.up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * value)
+
+
+class EncoderBlock(nn.Module):
+    """x + attention, x + feed-forward, each on a normalised input."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.attention, self.feed_forward = Attention(width, heads), FeedForward(width)
+
+    def forward(self, x: Tensor, mask: Tensor, angles: Tensor) -> Tensor:
+        """b n d -> b n d"""
+        x = x + self.attention(self.norm1(x), mask=mask, angles=angles)
+        return x + self.feed_forward(self.norm2(x))
+
+
+def pool(states: Tensor, mask: Tensor) -> Tensor:
+    """b n d -> b d, the mean over what the mask shows; 0 where it shows nothing."""
+    weights = mask.to(states.dtype)[..., None]
+    return (states * weights).sum(1) / weights.sum(1).clamp(min=1)
+
+
+def frequencies_of(values: Tensor, width: int) -> Tensor:
+    """b in [0, 1] -> b width: sines and cosines of the value at geometric frequencies."""
+    half = width // 2
+    rates = torch.exp(-math.log(1000.0) * torch.arange(half, device=values.device) / half) * 1000.0
+    angles = values.float()[:, None] * rates
+    return torch.cat([angles.cos(), angles.sin()], dim=-1)

@@ -1,0 +1,1 @@
+"""Text encoders behind one interface: captions in, states, mask and pooled vector out."""
