@@ -50,7 +50,7 @@ def resolve(
         layers.append(read_yaml(Path(target)))
         name = str(layers[0].values.get("recipe", "muse"))
     recipe, own = find_recipe(name), parse_sets(sets)
-    in_file = layers[0].values.get("preset", "small") if layers else "small"
+    in_file = str(layers[0].values.get("preset", "small")) if layers else "small"
     chosen = str(own.values.get("preset", preset or in_file))
     if chosen not in recipe.presets:
         hint = nearest(chosen, recipe.presets)
@@ -64,7 +64,15 @@ def resolve(
     trains = pick(recipe.steps(recipe.presets[chosen]()), stage)
     if steps is not None:
         layers.append(Layer.of({train.name: {"steps": steps} for train in trains}, "--steps"))
-    return build(recipe.config_type, [*layers, own])
+    made = build(recipe.config_type, [*layers, own])
+    if chosen != in_file and in_file in recipe.presets and len(layers) > 1:
+        other = build(recipe.config_type, [layer_of(recipe.presets[in_file](), f"preset {in_file}"), *layers[1:], own])
+        if made == other:
+            raise UserError(
+                f"preset {chosen} changes nothing: {target} sets every value itself; "
+                f"leave the preset out, or delete from the file what it should decide"
+            )
+    return made
 
 
 def pick(trains: Sequence[Train], stage: str | None, stages: StageBuilders | None = None) -> Sequence[Train]:

@@ -69,6 +69,13 @@ def test_later_layers_win(tmp_path: Path) -> None:
     assert pipeline.resolve(str(file), preset="base").data.resolution == 48
 
 
+def test_a_preset_that_would_change_nothing_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "whole.yaml").write_text(dump_yaml(pipeline.resolve("muse", preset="small")))
+    with pytest.raises(UserError, match=r"preset tiny changes nothing: .*whole\.yaml sets every value itself"):
+        pipeline.resolve(str(tmp_path / "whole.yaml"), preset="tiny")
+    assert pipeline.resolve(str(tmp_path / "whole.yaml"), preset="small") == pipeline.resolve("muse", preset="small")
+
+
 @pytest.mark.parametrize("preset", ["tiny", "base"])
 def test_a_preset_by_set_brings_its_values(preset: str) -> None:
     assert pipeline.resolve("muse", sets=[f"preset={preset}"]) == pipeline.resolve("muse", preset=preset)
