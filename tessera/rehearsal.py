@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
 
 from tessera.batches import ImageBatch
+from tessera.config import UserError
 from tessera.contracts import Train
 from tessera.data.sources import Source
 from tessera.engine.checkpoint import sizes
@@ -28,6 +30,7 @@ class Estimate:
     seconds: float  # for all steps of the stage
     disk_bytes: int  # for the checkpoints that retention keeps
     losses: dict[str, float]
+    faults: tuple[str, ...]  # samples of the batch that could not be read
 
 
 def dry_run(config: Any, *, data: Any = None, stage: str | None = None, stages: StageBuilders | None = None) -> list[Estimate]:
@@ -45,6 +48,7 @@ def _try(config: Any, train: Train, source: Source, world: World) -> Estimate:
     batches = loader.batches(0)
     try:
         micro_batches: list[ImageBatch] = [batch.to(world.device) for batch in next(batches)]
+        faults = tuple(fault for batch in micro_batches for fault in batch.faults)
         seconds = []
         for _ in range(3):  # the first one compiles and warms up
             start = time.perf_counter()
@@ -53,6 +57,11 @@ def _try(config: Any, train: Train, source: Source, world: World) -> Estimate:
             seconds.append(time.perf_counter() - start)
     finally:
         batches.close()
+    if not all(map(math.isfinite, losses.values())):
+        why = f"samples that cannot be read: {'; '.join(faults[:3])}" if faults else f"losses are {losses}"
+        raise UserError(
+            f"{train.name}: a step on this data gives no finite loss; {why}. `tessera data check` looks at every file"
+        )
     step = min(seconds[1:])
     kept = config.engine.keep_checkpoints + 2  # best, and the one being written
     return Estimate(
@@ -63,4 +72,5 @@ def _try(config: Any, train: Train, source: Source, world: World) -> Estimate:
         seconds=step * train.steps,
         disk_bytes=sum(sizes(state)) * kept,
         losses=losses,
+        faults=faults,
     )

@@ -328,6 +328,22 @@ def test_numbers_that_explode_stop_the_run_with_the_samples_named(folder: Path, 
         tessera.train(config(folder, steps=9, sets=wild), run=tmp_path / "run")
 
 
+def test_a_dry_run_on_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    for index in range(6):
+        (tmp_path / f"{index}.png").write_bytes(b"junk")
+    with pytest.raises(UserError, match=r"gives no finite loss; samples that cannot be read: .*\.png"):
+        rehearsal.dry_run(config(tmp_path))
+
+
+def test_a_config_without_any_loss_is_refused() -> None:
+    nothing = ["tokenizer.loss={l1: 0, l2: 0}", "tokenizer.critic=null"]
+    with pytest.raises(UserError, match="nothing would be learned"):
+        pipeline.resolve("muse", preset="tiny", sets=nothing)
+    chain = "tokenizer.model.quantizer={kind: residual, num_quantizers: 9, quantizer: {kind: fsq}}"
+    with pytest.raises(UserError, match="finer than fp32 can tell; at most 8 links"):
+        pipeline.resolve("muse", preset="tiny", sets=[chain])
+
+
 def test_a_dry_run_writes_nothing_and_foresees_the_disk(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     made = config(folder, sets=("engine.keep_checkpoints=1", "tokenizer.critic={widths: [8, 8], start_step: 2}"))

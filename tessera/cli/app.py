@@ -230,6 +230,8 @@ def print_estimate(estimate: Any) -> None:
         f"  peak memory {estimate.peak_bytes / 2**30:.2f} GiB, {estimate.items_per_s:.1f} items/s, "
         f"ETA {duration(estimate.seconds)}, disk {estimate.disk_bytes / 2**30:.2f} GiB"
     )
+    for fault in estimate.faults:
+        print(f"  cannot be read: {fault}; `tessera data check` lists every such file")
 
 
 def run_resume_test(as_json: bool) -> int:

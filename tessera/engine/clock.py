@@ -71,7 +71,9 @@ def peak_bytes(device: torch.device) -> int:
 
 
 def duration(seconds: float) -> str:
-    """1:02:03, or 2:03 below an hour."""
-    minutes, rest = divmod(round(min(seconds, 359_999)), 60)
+    """1:02:03, or 2:03 below an hour; from a hundred hours on 5 d 3 h."""
+    minutes, rest = divmod(round(min(seconds, 1e9)), 60)
     hours, minutes = divmod(minutes, 60)
+    if hours >= 100:
+        return f"{hours // 24} d {hours % 24} h"
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

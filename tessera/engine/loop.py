@@ -6,6 +6,7 @@ Once a number is not finite the device refuses all further updates, so reading l
 
 from __future__ import annotations
 
+import math
 import shlex
 import signal
 from collections import deque
@@ -19,7 +20,7 @@ import torch
 from tessera.batches import Batch
 from tessera.config import EngineConfig, UserError
 from tessera.contracts import Context, Loader, Preview, Stage
-from tessera.engine.checkpoint import point, prune, save_checkpoint, step_name, write_json
+from tessera.engine.checkpoint import list_checkpoints, point, prune, save_checkpoint, step_name, write_json
 from tessera.engine.clock import Clock
 from tessera.engine.dist import World
 from tessera.engine.retention import needed_elsewhere
@@ -123,7 +124,8 @@ class Fit:
             if replaced:
                 self.count_replaced(report.step, faults, int(replaced))
             if broken and self.spoilt:  # perhaps no sample was left at all
-                raise self.over_budget("the last checkpoint is intact")
+                saved = list_checkpoints(self.job.folder / "checkpoints")
+                raise self.over_budget("the last checkpoint is intact" if saved else "nothing was saved yet")
             if broken:
                 self.refuse(report)
             if interrupts or terminations:
@@ -221,6 +223,8 @@ class Fit:
         value = numbers["valid"][stage.best.metric]
         shown = "  ".join(f"{name} {number:.4g}" for name, number in numbers["valid"].items())
         improved = stage.best.improves(value, state.best)
+        if not all(math.isfinite(number) for number in numbers["valid"].values()):
+            self.journal.say(f"{self.job.name} step {state.step}: validation is not finite; look at its pictures and its data")
         self.journal.say(f"{self.job.name} step {state.step} validation: {shown}{'  (best so far)' if improved else ''}")
         if improved:
             state.best, state.best_step = value, state.step
@@ -299,6 +303,11 @@ def describe_break(report: StepReport, world: World) -> str:
     blamed = [key for keys in world.gather([key for micro in own for key in micro]) for key in keys]
     seen = [key for keys in world.gather([key for micro in turn.keys for key in micro]) for key in keys]
     where = f"losses of the samples {shorten(blamed)}" if blamed else f"gradients of the samples {shorten(seen)}"
+    if not bad and not blamed:
+        return (
+            f"step {report.step}, turn {turn.turn.name!r}: loss {loss / weight:.4g}; every number is finite, but the norm of all "
+            f"gradients together is not: they grew without bound, on the samples {shorten(seen)}. The update was not made"
+        )
     return (
         f"step {report.step}, turn {turn.turn.name!r}: loss {loss / weight:.4g}, not finite: {where}; "
         f"gradients of {len(bad)} of {len(turn.update.names)} parameters: {shorten(bad)}. The update was not made"

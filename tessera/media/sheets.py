@@ -17,6 +17,7 @@ _INK = (32, 32, 32)
 _CHECKER = (255, 204)  # the two greys behind transparent pixels
 _CHECKER_PIXELS = 8
 _NAME_PIXELS = 96  # row names are shortened to this width
+_MOST_CHARACTERS = 1000
 _CAPTION_LINES = 3
 _MARGIN = 3
 
@@ -85,8 +86,8 @@ def _opaque(picture: Pixels, scale: int) -> Pixels:
 
 
 def _latin(text: str) -> str:
-    """One line of the characters that the bitmap font has."""
-    return " ".join(text.encode("latin-1", "replace").decode("latin-1").split())
+    """One line of the characters that the bitmap font has; no more of them than a sheet could show."""
+    return " ".join(text[:_MOST_CHARACTERS].encode("latin-1", "replace").decode("latin-1").split())
 
 
 def _width(text: str, font: ImageFont.ImageFont) -> int:

@@ -16,11 +16,8 @@ from tessera.nn.conv import channels_last, store_channels_last
 
 PLAN = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))  # widths; a max-pool between groups
 
+KEY = "tokenizer.loss.perceptual"  # where a config names the file
 PUBLIC = (0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28)  # the convolutions' places in torchvision's vgg16().features
-CONVERT = (
-    "import torch; from safetensors.torch import save_file; "
-    "save_file(torch.load('vgg16.pth', weights_only=True), 'vgg16.safetensors')"
-)
 
 
 class PerceptualConfig(Config):
@@ -103,15 +100,23 @@ def load_vgg16(path: Path) -> VGG16Distance:
     return net.eval().requires_grad_(False)
 
 
+def converter(path: Path) -> str:
+    """What makes safetensors of a pickle, for the user to run."""
+    return (
+        f"import torch; from safetensors.torch import save_file; "
+        f"save_file(torch.load('{path}', weights_only=True), '{path.with_suffix('.safetensors')}')"
+    )
+
+
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """A safetensors file, or the reason why it is none."""
     if not path.is_file():
-        raise UserError(f"perceptual.path: there is no file {path}; name a VGG16 as safetensors, or set loss.perceptual=null")
+        raise UserError(f"{KEY}.path: there is no file {path}; name a VGG16 as safetensors, or set {KEY}=null")
     if path.suffix in (".pth", ".pt", ".bin", ".ckpt", ".pkl"):
-        raise UserError(f'perceptual.path: {path.name} is a pickle, which can run code; convert it once: python -c "{CONVERT}"')
+        raise UserError(f'{KEY}.path: {path} is a pickle, which can run code; convert it once: python -c "{converter(path)}"')
     try:
         return load_file(path)
     except SafetensorError as error:
         raise UserError(
-            f'perceptual.path: {path} cannot be read as safetensors ({error}); convert: python -c "{CONVERT}"'
+            f'{KEY}.path: {path} cannot be read as safetensors ({error}); convert it: python -c "{converter(path)}"'
         ) from error

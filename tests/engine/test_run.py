@@ -74,7 +74,15 @@ def test_environment_is_json(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0:00"), (59.6, "1:00"), (3599, "59:59"), (3600, "1:00:00"), (90_061, "25:01:01"), (1e30, "99:59:59")],
+    [
+        (0, "0:00"),
+        (59.6, "1:00"),
+        (3599, "59:59"),
+        (3600, "1:00:00"),
+        (90_061, "25:01:01"),
+        (400_000, "4 d 15 h"),
+        (1e30, "11574 d 1 h"),
+    ],
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text

@@ -84,3 +84,9 @@ def test_names_must_match_the_rows() -> None:
         sheet([[noise(3, 0)]], row_names=["a", "b"])
     with pytest.raises(ValueError, match="one a column"):
         sheet([[noise(3, 0)]], captions=["a", "b"])
+
+
+def test_a_caption_of_any_length() -> None:
+    picture = np.zeros((16, 16, 3), dtype=np.uint8)
+    longest = [sheet([[picture]], captions=[letter * 1_000_001]) for letter in ("x", "x ")]
+    assert all(made.shape[1] < 200 for made in longest)

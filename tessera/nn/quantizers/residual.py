@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from tessera.config import Config
@@ -25,6 +26,18 @@ class ResidualConfig(Config):
     """Every link of the chain."""
     num_quantizers: int = Field(2, ge=1, le=64)
     """Links of the chain."""
+
+    @model_validator(mode="after")
+    def _resolvable(self) -> ResidualConfig:
+        """Each link of FSQ divides what is left by its levels; beyond the 24 bits of fp32 nothing is left."""
+        if isinstance(self.quantizer, FSQConfig):
+            most = int(24 / math.log2(max(self.quantizer.levels)))
+            if self.num_quantizers > max(1, most):
+                raise ValueError(
+                    f"num_quantizers {self.num_quantizers} with {max(self.quantizer.levels)} levels a channel is finer than fp32 "
+                    f"can tell; at most {most} links"
+                )
+        return self
 
     @property
     def vocab_size(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import nn
 
 from tessera.config import Config, OptimConfig
@@ -33,6 +33,12 @@ class ImageTokenizerStageConfig(Config):
     """Samples per update, over all ranks."""
     steps: int = Field(20_000, ge=1)
     """Updates."""
+
+    @model_validator(mode="after")
+    def _some_loss(self) -> ImageTokenizerStageConfig:
+        if not (self.loss.l1 or self.loss.l2 or self.loss.perceptual or self.critic):
+            raise ValueError("loss.l1 and loss.l2 are 0, with no perceptual term and no critic: nothing would be learned")
+        return self
 
 
 def build_stage(config: ImageTokenizerStageConfig, channels: int, perceptual: nn.Module | None = None) -> Stage:
