@@ -149,6 +149,11 @@ def resume(run: Path | str, *, sets: Sequence[str] = (), data: Any = None, stage
     config = with_absolute_path(build(recipe.config_type, [saved, parse_sets(sets)]))
     changes = difference(old, config)
     refuse_changes(changes)
+    if data is None and config.data.path is not None and not Path(config.data.path).exists():
+        raise UserError(
+            f"{config.data.path}, the data of this run, is not there any more; if it has moved: "
+            f"tessera resume {shlex.quote(str(folder))} --set data.path=NEW"
+        )
     trains = pick(recipe.steps(config), None, stages)
     with session(config) as (world, stop):
         source = open_source(config, data)

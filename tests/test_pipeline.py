@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -326,6 +327,15 @@ def test_numbers_that_explode_stop_the_run_with_the_samples_named(folder: Path, 
     wild = ("tokenizer.optim={lr: 1.0e38, warmup_steps: 0, max_grad_norm: null}",)
     with pytest.raises(NonFinite, match=r"turn 'tokenizer': loss .*not finite: losses of the samples 0000\d\d"):
         tessera.train(config(folder, steps=9, sets=wild), run=tmp_path / "run")
+
+
+def test_data_that_moved(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "here")
+    run = pipeline.train(config(tmp_path / "here"), run=tmp_path / "run")
+    (tmp_path / "here").rename(tmp_path / "there")
+    with pytest.raises(UserError, match=r"here, the data of this run, is not there any more; .* --set data\.path=NEW"):
+        pipeline.resume(run)
+    pipeline.resume(run, sets=[f"data.path={tmp_path / 'there'}"])
 
 
 def test_a_dry_run_on_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
