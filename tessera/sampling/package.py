@@ -51,6 +51,13 @@ def without_places(value: Any) -> Any:
     return [without_places(item) for item in value] if isinstance(value, list) else value
 
 
+def travelling(config: Any) -> dict[str, Any]:
+    """A config as an export holds it."""
+    values: dict[str, Any] = without_places(config.model_dump(mode="json"))
+    values["data"]["path"] = None
+    return values
+
+
 def _write(folder: Path, name: str, stored: Stored, evidence: dict[str, Evidence]) -> None:
     facts: dict[str, Any] = {}
     for stage_name, stage in stored.stages.items():
@@ -59,10 +66,10 @@ def _write(folder: Path, name: str, stored: Stored, evidence: dict[str, Evidence
         tensors = {f"{net}/{key}": tensor for net, module in nets.items() for key, tensor in module.state_dict().items()}
         write_tensors(folder / stage_name / "model.safetensors", tensors)
         facts[stage_name] = {"step": stage.step, "nets": sorted(nets), "averaged": sorted(stage.averaged & set(nets))}
+        if stage.config != stored.config:  # trained before a `resume --set`, so its nets may be built otherwise
+            facts[stage_name]["config"] = travelling(stage.config)
         if sample := evidence[stage_name].sample:
             shutil.copyfile(sample, folder / stage_name / f"sample{sample.suffix}")
-    config = without_places(stored.config.model_dump(mode="json"))
-    config["data"]["path"] = None
     write_json(
         folder / "config.json",
         {
@@ -70,7 +77,7 @@ def _write(folder: Path, name: str, stored: Stored, evidence: dict[str, Evidence
             "tessera": our_version(),
             "recipe": stored.recipe.name,
             "stages": facts,
-            "config": config,
+            "config": travelling(stored.config),
         },
     )
     parts = ["config.json", *(f"{stage}/model.safetensors" for stage in facts)]

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file
 
 from tessera import pipeline
 from tessera.cli import main
 from tessera.config import UserError
+from tessera.contracts import Train
 from tessera.engine.checkpoint import digest
 from tessera.engine.track import read_metrics
+from tessera.recipes import RECIPES
 from tessera.sampling import stored
 from tessera.sampling.card import command_text
 from tessera.sampling.package import export_run, without_places
+from tessera.sampling.session import load
 
 
 def test_an_export_holds_what_use_needs_and_nothing_else(trained: Path, exported: Path) -> None:
@@ -96,6 +102,49 @@ def test_another_checkpoint(trained: Path, tmp_path: Path) -> None:
         best = (trained / "tokenizer" / "checkpoints" / "best").read_text().strip()
         assert facts["step"] == (step or int(best.removeprefix("step-")))
     assert "last, step 4" in (tmp_path / "step-4" / "README.md").read_text()
+
+
+def test_a_checkpoint_has_the_config_of_its_save(run: Path, tmp_path: Path) -> None:
+    pipeline.resume(run, sets=["data.resolution=32", "tokenizer.steps=6"])
+    assert load(run, device="cpu", checkpoint="step-4").prepare(np.zeros((9, 9, 3), np.uint8)).shape == (16, 16, 3)
+    for name, side in (("step-4", 16), ("latest", 32)):
+        out = export_run(run, tmp_path / name, name)
+        assert json.loads((out / "config.json").read_text())["config"]["data"]["resolution"] == side
+        assert f"{side} x {side} pixels" in (out / "README.md").read_text()
+
+
+def test_a_checkpoint_without_a_config_has_that_of_the_run(run: Path) -> None:
+    path = run / "tokenizer" / "checkpoints" / "step-000005" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    for config in ({"data": {"resolution": "x"}}, {"video": 3}, [1]):
+        path.write_text(json.dumps(manifest | {"config": config}))
+        with pytest.raises(UserError, match=r"manifest.json"):
+            load(run)
+    del manifest["config"]
+    path.write_text(json.dumps(manifest))
+    assert load(run, device="cpu").config.data.resolution == 16
+
+
+def test_each_stage_is_built_from_its_own_config(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recipe of two stages, where the run's config got other widths after the first one was trained."""
+    ours = RECIPES["muse"]
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    shutil.copytree(run / "tokenizer", run / "second")
+    path = run / "second" / "checkpoints" / "step-000005" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["config"]["tokenizer"]["model"]["widths"] = [12, 12]
+    path.write_text(json.dumps(manifest))
+
+    def steps(config: Any) -> list[Train]:
+        (first,) = ours.steps(config)
+        return [first, replace(first, name="second", serves=dict)]
+
+    monkeypatch.setitem(RECIPES, "muse", replace(ours, steps=steps))
+    for place in (run, export_run(run, tmp_path / "out")):
+        found = stored.open_stored(place)
+        assert found.config.tokenizer.model.widths == (12, 12)
+        assert found.stages["tokenizer"].config.tokenizer.model.widths == (8, 8)
+        assert load(place, device="cpu").encode(np.zeros((16, 16, 3), np.uint8)).shape == (1, 8, 8)
 
 
 @pytest.mark.parametrize(
