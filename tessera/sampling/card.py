@@ -79,7 +79,7 @@ def write_card(name: str, stored: Stored, stages: Mapping[str, Mapping[str, Any]
         'model.decode(ids)[0].save("reconstruction.png")\n```',
         _data_section(stored, first),
         *(_stage_section(stage, stages[stage], evidence[stage]) for stage in stages),
-        _making_section(first),
+        _making_section(first, {stage: facts["step"] for stage, facts in stages.items()}),
         "## Licence\n\nNot stated yet. Whoever publishes this model writes it here; the weights are made from the data above.",
     ]
     return "\n\n".join(parts) + "\n"
@@ -122,10 +122,9 @@ def _number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float | int) else "-"
 
 
-def _making_section(evidence: Evidence) -> str:
+def _making_section(evidence: Evidence, steps: Mapping[str, int]) -> str:
     known = evidence.environment
-    commands = known.get("commands") or [known.get("command")]
-    texts = [f"    {command_text(command)}" for command in commands if isinstance(command, list) and command]
+    texts = [f"    {command_text(command)}" for command in commands_until(known, steps)]
     versions = {name: known.get(name, "unknown") for name in NAMED}
     made = "\n".join(f"- {name}: {value}" for name, value in versions.items())
     return (
@@ -133,6 +132,21 @@ def _making_section(evidence: Evidence) -> str:
         + ("\n".join(texts) if texts else "The command is not known.")
         + f"\n\n{made}\n- exported by tessera {our_version()}"
     )
+
+
+def commands_until(environment: Mapping[str, Any], steps: Mapping[str, int]) -> list[list[Any]]:
+    """The argvs that trained what is exported: those that began before its steps. One that trained two stages comes once."""
+    listed = environment.get("commands", [environment.get("command")])
+    found: list[list[Any]] = []
+    for entry in listed if isinstance(listed, list) else ():
+        command = entry
+        if isinstance(entry, dict):
+            command, begun, until = entry.get("command"), entry.get("from_step"), steps.get(str(entry.get("stage")))
+            if until is None or not isinstance(begun, int) or begun >= until:
+                continue
+        if isinstance(command, list) and command and command not in found[-1:]:
+            found.append(command)
+    return found
 
 
 def command_text(command: list[Any]) -> str:

@@ -20,7 +20,7 @@ from tessera.engine.checkpoint import digest
 from tessera.engine.track import read_metrics
 from tessera.recipes import RECIPES
 from tessera.sampling import stored
-from tessera.sampling.card import command_text
+from tessera.sampling.card import command_text, commands_until
 from tessera.sampling.package import export_run, without_places
 from tessera.sampling.session import load
 
@@ -87,6 +87,41 @@ def test_the_card_names_every_command(run: Path, tmp_path: Path, monkeypatch: py
     pipeline.resume(run, sets=["tokenizer.steps=6"])
     card = (export_run(run, tmp_path / "out") / "README.md").read_text()
     assert "    tessera train muse --data 'my photos'\n    tessera resume run\n" in card
+
+
+def test_the_card_names_only_commands_that_trained_it(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = json.loads((run / "env.json").read_text())
+    assert [(entry["stage"], entry["from_step"]) for entry in first["commands"]] == [("tokenizer", 0)]
+    monkeypatch.setattr("sys.argv", ["tessera", "resume", "refused"])
+    with pytest.raises(UserError, match="does not fit net"):
+        pipeline.resume(run, sets=["tokenizer.model.widths=[12, 12]", "tokenizer.steps=6"])
+    monkeypatch.setattr("sys.argv", ["tessera", "resume", "done"])
+    pipeline.resume(run)
+    assert json.loads((run / "env.json").read_text()) == first
+    monkeypatch.setattr("sys.argv", ["tessera", "resume", "more"])
+    pipeline.resume(run, sets=["tokenizer.steps=6"])
+    cards = {name: (export_run(run, tmp_path / name, name) / "README.md").read_text() for name in ("step-5", "latest")}
+    assert not any(word in cards["latest"] for word in ("refused", "done"))
+    assert "tessera resume more" in cards["latest"]
+    assert "resume" not in cards["step-5"]
+
+
+def test_commands_in_every_form() -> None:
+    entries = [
+        ["old"],
+        {"command": ["a"], "stage": "tokenizer", "from_step": 0},
+        {"command": ["a"], "stage": "base", "from_step": 0},
+        {"command": ["b"], "stage": "base", "from_step": 7},
+        {"command": ["c"], "stage": "base", "from_step": 8},
+        {"command": ["d"], "stage": "other", "from_step": 0},
+        {"command": "e", "stage": "base", "from_step": 0},
+        {"command": ["f"], "stage": "base"},
+        3,
+    ]
+    assert commands_until({"commands": entries}, {"tokenizer": 5, "base": 8}) == [["old"], ["a"], ["b"]]
+    assert commands_until({"command": ["x"]}, {"base": 8}) == [["x"]]
+    assert commands_until({"command": ["x"], "commands": []}, {"base": 8}) == []
+    assert commands_until({"commands": 3}, {"base": 8}) == []
 
 
 def test_commands_are_written_as_one_types_them() -> None:
