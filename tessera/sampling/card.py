@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tessera.config import UserError
+from tessera.contracts import Nets
 from tessera.engine.checkpoint import read_json
 from tessera.sampling.stored import Stored, StoredStage, our_version
 
@@ -67,7 +68,34 @@ def _last_sample(folder: Path, step: int) -> Path | None:
     return max(known, key=lambda path: int(steps[path]), default=None)
 
 
-def write_card(name: str, stored: Stored, stages: Mapping[str, Mapping[str, Any]], evidence: Mapping[str, Evidence]) -> str:
+def describe_model(stage: StoredStage, nets: Nets) -> str:
+    """One line: how pictures become tokens, where the stage does that, and how large its nets are."""
+    data = stage.config.data
+    model: Any = getattr(getattr(stage.config, stage.train.name, None), "model", None)
+    said = [f"pictures of {data.resolution} x {data.resolution} pixels with {data.channels} channel{'s'[: data.channels > 1]}"]
+    if (quantizer := getattr(model, "quantizer", None)) is not None:
+        links = getattr(quantizer, "num_quantizers", 1)
+        kind = f"{quantizer.kind} of {links} {quantizer.quantizer.kind}" if quantizer.kind == "residual" else quantizer.kind
+        side = data.resolution // model.stride
+        said += [
+            f"quantizer {kind} with {quantizer.vocab_size:,} codes{' each' if links > 1 else ''}",
+            f"{side * side:,} tokens a picture ({side} x {side}{f', {links} codes each' if links > 1 else ''})",
+        ]
+    sizes = {name: sum(parameter.numel() for parameter in net.parameters()) for name, net in nets.items()}
+    return "; ".join([*said, *(f"{name}: {_millions(size)} million parameters" for name, size in sizes.items())])
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e6:.3g}" if count < 999_500_000 else f"{count / 1e6:,.0f}"
+
+
+def write_card(
+    name: str,
+    stored: Stored,
+    stages: Mapping[str, Mapping[str, Any]],
+    evidence: Mapping[str, Evidence],
+    models: Mapping[str, str],
+) -> str:
     """README.md of an export. The front matter is what model hubs read; the licence is the user's to name."""
     trained = ", ".join(f"{stage} (step {facts['step']:,})" for stage, facts in stages.items())
     first = next(iter(evidence.values()))
@@ -78,7 +106,7 @@ def write_card(name: str, stored: Stored, stages: Mapping[str, Mapping[str, Any]
         f'model = tessera.load("{name}")\nids = model.encode("picture.png")    # any size: cut and scaled as in training\n'
         'model.decode(ids)[0].save("reconstruction.png")\n```',
         _data_section(stored, first),
-        *(_stage_section(stage, stages[stage], evidence[stage]) for stage in stages),
+        *(_stage_section(stage, stages[stage], evidence[stage], models[stage]) for stage in stages),
         _making_section(first, {stage: facts["step"] for stage, facts in stages.items()}),
         "## Licence\n\nNot stated yet. Whoever publishes this model writes it here; the weights are made from the data above.",
     ]
@@ -102,9 +130,9 @@ def _count(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else "unknown"
 
 
-def _stage_section(stage: str, facts: Mapping[str, Any], evidence: Evidence) -> str:
+def _stage_section(stage: str, facts: Mapping[str, Any], evidence: Evidence, model: str) -> str:
     kinds = [f"{net} ({'averaged weights' if net in facts['averaged'] else 'raw weights'})" for net in facts["nets"]]
-    lines = [f"## Stage `{stage}`\n\nNets: {', '.join(kinds)}, of step {facts['step']:,}."]
+    lines = [f"## Stage `{stage}`\n\nNets: {', '.join(kinds)}, of step {facts['step']:,}.\n\nModel: {model}."]
     if evidence.last:
         names = [name for name, value in evidence.last.items() if isinstance(value, float | int) and name != "step"]
         rows = [f"| {name} | {_number(evidence.last[name])} | {_number(evidence.best.get(name))} |" for name in names]

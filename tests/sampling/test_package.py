@@ -23,6 +23,8 @@ from tessera.sampling import stored
 from tessera.sampling.card import command_text, commands_until
 from tessera.sampling.package import export_run, without_places
 from tessera.sampling.session import load
+from tessera.sampling.stored import load_nets
+from tests.sampling.conftest import SETS
 
 
 def test_an_export_holds_what_use_needs_and_nothing_else(trained: Path, exported: Path) -> None:
@@ -58,6 +60,7 @@ def test_equal_runs_give_equal_bytes(trained: Path, exported: Path, tmp_path: Pa
 def test_the_card_says_where_it_comes_from(trained: Path, exported: Path) -> None:
     card = (exported / "README.md").read_text()
     last = [line for line in read_metrics(trained / "tokenizer" / "metrics.jsonl") if line["kind"] == "valid"][-1]
+    parameters = sum(value.numel() for value in load_nets(exported, "tokenizer")["tokenizer"].parameters())
     for words in (
         "# exported\n",
         'tessera.load("exported")',
@@ -65,6 +68,8 @@ def test_the_card_says_where_it_comes_from(trained: Path, exported: Path) -> Non
         "| with a caption | 30 |",
         "| resolution | 16 x 16 pixels, RGB |",
         "tokenizer (averaged weights), of step 5",
+        "Model: pictures of 16 x 16 pixels with 3 channels; quantizer fsq with 1,000 codes; 64 tokens a picture (8 x 8); ",
+        f"tokenizer: {parameters / 1e6:.3g} million parameters.",
         f"| psnr | {last['psnr']:.4g} |",
         "last, step 5",
         "![sample](tokenizer/sample.png)",
@@ -73,6 +78,18 @@ def test_the_card_says_where_it_comes_from(trained: Path, exported: Path) -> Non
     ):
         assert words in card, words
     assert str(trained.parent) not in card.replace(_made_by(card), "")  # no path but those of the command itself
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_the_card_describes_a_residual_quantizer(photos: Path, tmp_path: Path, channels: int) -> None:
+    chain = "tokenizer.model.quantizer={kind: residual, num_quantizers: 3, quantizer: {kind: vq, codes: 32}}"
+    sets = [*SETS, f"data.channels={channels}", chain]
+    run = pipeline.train("muse", preset="tiny", data=photos, steps=1, sets=sets, run=tmp_path / "run")
+    card = (export_run(run, tmp_path / "out") / "README.md").read_text()
+    assert (
+        f"with {channels} channel{'s' if channels > 1 else ''}; quantizer residual of 3 vq with 32 codes each; 64 tokens" in card
+    )
+    assert "(8 x 8, 3 codes each)" in card
 
 
 def _made_by(card: str) -> str:
