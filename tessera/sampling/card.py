@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -134,12 +135,16 @@ def _stage_section(stage: str, facts: Mapping[str, Any], evidence: Evidence, mod
     kinds = [f"{net} ({'averaged weights' if net in facts['averaged'] else 'raw weights'})" for net in facts["nets"]]
     lines = [f"## Stage `{stage}`\n\nNets: {', '.join(kinds)}, of step {facts['step']:,}.\n\nModel: {model}."]
     if evidence.last:
-        names = [name for name, value in evidence.last.items() if isinstance(value, float | int) and name != "step"]
-        rows = [f"| {name} | {_number(evidence.last[name])} | {_number(evidence.best.get(name))} |" for name in names]
-        best = f"{evidence.best['step']:,}" if evidence.best else "unknown"
+        numbers = {
+            name: value
+            for name, value in evidence.last.items()
+            if (value is None or isinstance(value, float | int)) and name != "step"
+        }
+        rows = [f"| {name} | {_number(value)} | {_best_number(evidence.best, name)} |" for name, value in numbers.items()]
+        best = f"best, step {evidence.best['step']:,}" if evidence.best else "best: unknown"
         lines.append(
             f"On the validation split, which was held back from training:\n\n"
-            f"| | last, step {evidence.last['step']:,} | best, step {best} |\n|---|---|---|\n" + "\n".join(rows)
+            f"| | last, step {evidence.last['step']:,} | {best} |\n|---|---|---|\n" + "\n".join(rows)
         )
     if evidence.sample is not None:
         lines.append(f"![sample]({stage}/sample{evidence.sample.suffix})\n\nIt shows pictures of the validation split.")
@@ -147,7 +152,12 @@ def _stage_section(stage: str, facts: Mapping[str, Any], evidence: Evidence, mod
 
 
 def _number(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float | int) else "-"
+    """metrics.jsonl has null for what is not finite."""
+    return f"{value:.4g}" if isinstance(value, float | int) and math.isfinite(value) else "not finite"
+
+
+def _best_number(best: Mapping[str, Any], name: str) -> str:
+    return _number(best[name]) if name in best else "-" if best else "unknown"
 
 
 def _making_section(evidence: Evidence, steps: Mapping[str, int]) -> str:

@@ -238,6 +238,21 @@ def test_a_card_with_gaps(run: Path, tmp_path: Path) -> None:
     assert not (out / "tokenizer" / "sample.png").exists()
 
 
+def test_the_card_says_what_is_not_finite(run: Path, tmp_path: Path) -> None:
+    metrics = run / "tokenizer" / "metrics.jsonl"
+    metrics.write_text('{"step": 5, "kind": "valid", "psnr": null, "ssim": NaN, "l1": 0.5}\n')
+    (run / "tokenizer" / "checkpoints" / "best").unlink()
+    state = run / "tokenizer" / "checkpoints" / "step-000005" / "state.json"
+    for best, said in ((None, "unknown"), (5, "not finite")):
+        state.write_text(json.dumps(json.loads(state.read_text()) | {"best_step": best}))
+        manifest = json.loads((state.with_name("manifest.json")).read_text())
+        manifest["files"]["state.json"] = {"bytes": state.stat().st_size, "sha256": digest(state)}
+        state.with_name("manifest.json").write_text(json.dumps(manifest))
+        card = (export_run(run, tmp_path / said) / "README.md").read_text()
+        assert ("| last, step 5 | best: unknown |" in card) == (best is None)
+        assert f"| psnr | not finite | {said} |\n| ssim | not finite | {said} |\n| l1 | 0.5 | " in card
+
+
 def test_a_checkpoint_that_is_pruned_while_it_is_read(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As training does, which goes on meanwhile: the next choice is taken."""
     read = stored.read_weights
