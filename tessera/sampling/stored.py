@@ -171,7 +171,7 @@ def choose_checkpoint(home: Path, name: str) -> Path:
 def open_export(folder: Path) -> Stored:
     """An export whose files are those of its manifest."""
     facts = read_json(folder / "config.json")
-    refuse_newer(folder, facts)
+    refuse_newer(folder / "config.json", facts)
     name, stages, values = facts.get("recipe"), facts.get("stages"), facts.get("config")
     sound = isinstance(stages, dict) and all(map(_is_stage, stages, stages.values()))
     if not isinstance(stages, dict) or not sound or not isinstance(values, dict) or not isinstance(name, str):
@@ -212,15 +212,14 @@ def _read_stage(folder: Path, recipe: Recipe, config: Any, facts: Mapping[str, A
     return StoredStage(stage_of(recipe, config, folder.name), config, folder, facts["step"], weights, averaged)
 
 
-def refuse_newer(folder: Path, facts: Mapping[str, Any]) -> None:
+def refuse_newer(path: Path, facts: Mapping[str, Any]) -> None:
     """A format that this program does not know."""
     if not isinstance(facts.get("format"), int):
-        raise UserError(
-            f"{folder / 'config.json'} is not that of an export: it names no format; another program may have made it"
-        )
+        raise UserError(f"{path} is not that of an export: it names no format; another program may have made it")
     if facts["format"] != EXPORT_FORMAT:
+        writer = f" (written by tessera {facts['tessera']})" if "tessera" in facts else ""
         raise UserError(
-            f"{folder / 'config.json'} has format {facts['format']} (written by tessera {facts.get('tessera')}); this is "
+            f"{path} has format {facts['format']}{writer}; this is "
             f"tessera {our_version()}, which reads format {EXPORT_FORMAT}: install a newer one, or export the run again"
         )
 
@@ -228,6 +227,8 @@ def refuse_newer(folder: Path, facts: Mapping[str, Any]) -> None:
 def refuse_damage(folder: Path, names: list[str]) -> None:
     """Sizes and hashes against the manifest. Only files that belong to an export are opened, whatever the manifest names."""
     manifest = read_json(folder / "manifest.json") if (folder / "manifest.json").is_file() else {}
+    if manifest:
+        refuse_newer(folder / "manifest.json", manifest)
     files = manifest.get("files")
     if not isinstance(files, dict):
         raise UserError(f"{folder} has no manifest.json with its files, so it cannot be checked; export the run again")
@@ -237,8 +238,10 @@ def refuse_damage(folder: Path, names: list[str]) -> None:
         wanted, path = files[name], folder / name
         if not path.is_file():
             raise UserError(f"{path} is missing; copy or export it again")
-        if not isinstance(wanted, dict) or path.stat().st_size != wanted.get("bytes"):
-            raise UserError(f"{path} is damaged: {path.stat().st_size} bytes, the manifest has {wanted}; copy or export it again")
+        if not isinstance(wanted, dict) or not isinstance(wanted.get("bytes"), int):
+            raise UserError(f"{folder / 'manifest.json'} does not say how many bytes {name} has; copy or export it again")
+        if (size := path.stat().st_size) != wanted["bytes"]:
+            raise UserError(f"{path} is damaged: it has {size} bytes, expected {wanted['bytes']}; copy or export it again")
         if digest(path) != wanted.get("sha256"):
             raise UserError(f"{path} is damaged: it is not what was written (sha256 differs); copy or export it again")
 
