@@ -216,7 +216,8 @@ def _train_all(
     with world.together(lambda: lock(folder) if world.main else nullcontext()):
         journal = Journal(folder / "log.txt", speaks=world.main)
         if world.main:
-            write_environment(folder, world)
+            if not (folder / "env.json").exists():  # later ones are written once it is certain that they train
+                write_environment(folder, world)
             if not (folder / "config.yaml").exists():  # an older one is replaced once its checkpoint is known to fit the new
                 write_config(folder, config)
         journal.say(f"run {folder} on {world.device}, {world.size} rank{'s' if world.size > 1 else ''}")
@@ -261,6 +262,8 @@ def train_stage(folder: Path, config: Any, train: Train, source: Source, world: 
     if state.step >= train.steps:
         journal.say(f"{train.name}: all {train.steps} steps are done (it is at step {state.step})")
         return
+    if world.main:
+        write_environment(folder, world, {"stage": train.name, "from_step": state.step})
     for turn in stage.turns:
         if turn.start >= train.steps:
             journal.say(f"{train.name}: turn {turn.name} starts at step {turn.start}, so in {train.steps} steps it never trains")

@@ -9,6 +9,7 @@ import platform
 import shlex
 import socket
 import sys
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TextIO
@@ -138,12 +139,16 @@ def installed(package: str) -> str:
         return "unknown"
 
 
-def write_environment(run: Path, world: World) -> None:
-    """env.json of the latest start, and the commands of all: the first one trained, the others went on."""
+def write_environment(run: Path, world: World, started: Mapping[str, Any] | None = None) -> None:
+    """env.json of the latest start, and the commands that trained; `started` says what this one trains: stage and from_step.
+
+    Without `started`, for a run that may yet be refused, the list stays as it was. Older runs list bare argvs in it.
+    """
     path = run / "env.json"
     try:
         earlier = read_json(path).get("commands", [])
     except (OSError, UserError):  # the first start, or somebody else's file
         earlier = []
     found = describe_environment(world)
-    write_json(path, {**found, "commands": [*(earlier if isinstance(earlier, list) else []), found["command"]]})
+    now = [] if started is None else [{"command": found["command"], **started}]
+    write_json(path, {**found, "commands": [*(earlier if isinstance(earlier, list) else []), *now]})

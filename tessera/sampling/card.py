@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tessera.config import UserError
+from tessera.contracts import Nets
 from tessera.engine.checkpoint import read_json
 from tessera.sampling.stored import Stored, StoredStage, our_version
 
@@ -67,7 +69,34 @@ def _last_sample(folder: Path, step: int) -> Path | None:
     return max(known, key=lambda path: int(steps[path]), default=None)
 
 
-def write_card(name: str, stored: Stored, stages: Mapping[str, Mapping[str, Any]], evidence: Mapping[str, Evidence]) -> str:
+def describe_model(stage: StoredStage, nets: Nets) -> str:
+    """One line: how pictures become tokens, where the stage does that, and how large its nets are."""
+    data = stage.config.data
+    model: Any = getattr(getattr(stage.config, stage.train.name, None), "model", None)
+    said = [f"pictures of {data.resolution} x {data.resolution} pixels with {data.channels} channel{'s'[: data.channels > 1]}"]
+    if (quantizer := getattr(model, "quantizer", None)) is not None:
+        links = getattr(quantizer, "num_quantizers", 1)
+        kind = f"{quantizer.kind} of {links} {quantizer.quantizer.kind}" if quantizer.kind == "residual" else quantizer.kind
+        side = data.resolution // model.stride
+        said += [
+            f"quantizer {kind} with {quantizer.vocab_size:,} codes{' each' if links > 1 else ''}",
+            f"{side * side:,} tokens a picture ({side} x {side}{f', {links} codes each' if links > 1 else ''})",
+        ]
+    sizes = {name: sum(parameter.numel() for parameter in net.parameters()) for name, net in nets.items()}
+    return "; ".join([*said, *(f"{name}: {_millions(size)} million parameters" for name, size in sizes.items())])
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e6:.3g}" if count < 999_500_000 else f"{count / 1e6:,.0f}"
+
+
+def write_card(
+    name: str,
+    stored: Stored,
+    stages: Mapping[str, Mapping[str, Any]],
+    evidence: Mapping[str, Evidence],
+    models: Mapping[str, str],
+) -> str:
     """README.md of an export. The front matter is what model hubs read; the licence is the user's to name."""
     trained = ", ".join(f"{stage} (step {facts['step']:,})" for stage, facts in stages.items())
     first = next(iter(evidence.values()))
@@ -78,8 +107,8 @@ def write_card(name: str, stored: Stored, stages: Mapping[str, Mapping[str, Any]
         f'model = tessera.load("{name}")\nids = model.encode("picture.png")    # any size: cut and scaled as in training\n'
         'model.decode(ids)[0].save("reconstruction.png")\n```',
         _data_section(stored, first),
-        *(_stage_section(stage, stages[stage], evidence[stage]) for stage in stages),
-        _making_section(first),
+        *(_stage_section(stage, stages[stage], evidence[stage], models[stage]) for stage in stages),
+        _making_section(first, {stage: facts["step"] for stage, facts in stages.items()}),
         "## Licence\n\nNot stated yet. Whoever publishes this model writes it here; the weights are made from the data above.",
     ]
     return "\n\n".join(parts) + "\n"
@@ -102,16 +131,20 @@ def _count(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else "unknown"
 
 
-def _stage_section(stage: str, facts: Mapping[str, Any], evidence: Evidence) -> str:
+def _stage_section(stage: str, facts: Mapping[str, Any], evidence: Evidence, model: str) -> str:
     kinds = [f"{net} ({'averaged weights' if net in facts['averaged'] else 'raw weights'})" for net in facts["nets"]]
-    lines = [f"## Stage `{stage}`\n\nNets: {', '.join(kinds)}, of step {facts['step']:,}."]
+    lines = [f"## Stage `{stage}`\n\nNets: {', '.join(kinds)}, of step {facts['step']:,}.\n\nModel: {model}."]
     if evidence.last:
-        names = [name for name, value in evidence.last.items() if isinstance(value, float | int) and name != "step"]
-        rows = [f"| {name} | {_number(evidence.last[name])} | {_number(evidence.best.get(name))} |" for name in names]
-        best = f"{evidence.best['step']:,}" if evidence.best else "unknown"
+        numbers = {
+            name: value
+            for name, value in evidence.last.items()
+            if (value is None or isinstance(value, float | int)) and name != "step"
+        }
+        rows = [f"| {name} | {_number(value)} | {_best_number(evidence.best, name)} |" for name, value in numbers.items()]
+        best = f"best, step {evidence.best['step']:,}" if evidence.best else "best: unknown"
         lines.append(
             f"On the validation split, which was held back from training:\n\n"
-            f"| | last, step {evidence.last['step']:,} | best, step {best} |\n|---|---|---|\n" + "\n".join(rows)
+            f"| | last, step {evidence.last['step']:,} | {best} |\n|---|---|---|\n" + "\n".join(rows)
         )
     if evidence.sample is not None:
         lines.append(f"![sample]({stage}/sample{evidence.sample.suffix})\n\nIt shows pictures of the validation split.")
@@ -119,13 +152,17 @@ def _stage_section(stage: str, facts: Mapping[str, Any], evidence: Evidence) -> 
 
 
 def _number(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float | int) else "-"
+    """metrics.jsonl has null for what is not finite."""
+    return f"{value:.4g}" if isinstance(value, float | int) and math.isfinite(value) else "not finite"
 
 
-def _making_section(evidence: Evidence) -> str:
+def _best_number(best: Mapping[str, Any], name: str) -> str:
+    return _number(best[name]) if name in best else "-" if best else "unknown"
+
+
+def _making_section(evidence: Evidence, steps: Mapping[str, int]) -> str:
     known = evidence.environment
-    commands = known.get("commands") or [known.get("command")]
-    texts = [f"    {command_text(command)}" for command in commands if isinstance(command, list) and command]
+    texts = [f"    {command_text(command)}" for command in commands_until(known, steps)]
     versions = {name: known.get(name, "unknown") for name in NAMED}
     made = "\n".join(f"- {name}: {value}" for name, value in versions.items())
     return (
@@ -133,6 +170,21 @@ def _making_section(evidence: Evidence) -> str:
         + ("\n".join(texts) if texts else "The command is not known.")
         + f"\n\n{made}\n- exported by tessera {our_version()}"
     )
+
+
+def commands_until(environment: Mapping[str, Any], steps: Mapping[str, int]) -> list[list[Any]]:
+    """The argvs that trained what is exported: those that began before its steps. One that trained two stages comes once."""
+    listed = environment.get("commands", [environment.get("command")])
+    found: list[list[Any]] = []
+    for entry in listed if isinstance(listed, list) else ():
+        command = entry
+        if isinstance(entry, dict):
+            command, begun, until = entry.get("command"), entry.get("from_step"), steps.get(str(entry.get("stage")))
+            if until is None or not isinstance(begun, int) or begun >= until:
+                continue
+        if isinstance(command, list) and command and command not in found[-1:]:
+            found.append(command)
+    return found
 
 
 def command_text(command: list[Any]) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 from tessera.config import UserError
 from tessera.engine.checkpoint import digest, sync_folder, write_json, write_tensors, write_text
-from tessera.sampling.card import Evidence, gather_evidence, write_card
+from tessera.sampling.card import Evidence, describe_model, gather_evidence, write_card
 from tessera.sampling.stored import EXPORT_FORMAT, Stored, build_nets, open_run, our_version
 
 
@@ -51,18 +51,27 @@ def without_places(value: Any) -> Any:
     return [without_places(item) for item in value] if isinstance(value, list) else value
 
 
+def travelling(config: Any) -> dict[str, Any]:
+    """A config as an export holds it."""
+    values: dict[str, Any] = without_places(config.model_dump(mode="json"))
+    values["data"]["path"] = None
+    return values
+
+
 def _write(folder: Path, name: str, stored: Stored, evidence: dict[str, Evidence]) -> None:
     facts: dict[str, Any] = {}
+    models: dict[str, str] = {}
     for stage_name, stage in stored.stages.items():
         nets = build_nets(stage)  # also the proof that it can be opened
+        models[stage_name] = describe_model(stage, nets)
         (folder / stage_name).mkdir()
         tensors = {f"{net}/{key}": tensor for net, module in nets.items() for key, tensor in module.state_dict().items()}
         write_tensors(folder / stage_name / "model.safetensors", tensors)
         facts[stage_name] = {"step": stage.step, "nets": sorted(nets), "averaged": sorted(stage.averaged & set(nets))}
+        if stage.config != stored.config:  # trained before a `resume --set`, so its nets may be built otherwise
+            facts[stage_name]["config"] = travelling(stage.config)
         if sample := evidence[stage_name].sample:
             shutil.copyfile(sample, folder / stage_name / f"sample{sample.suffix}")
-    config = without_places(stored.config.model_dump(mode="json"))
-    config["data"]["path"] = None
     write_json(
         folder / "config.json",
         {
@@ -70,10 +79,10 @@ def _write(folder: Path, name: str, stored: Stored, evidence: dict[str, Evidence
             "tessera": our_version(),
             "recipe": stored.recipe.name,
             "stages": facts,
-            "config": config,
+            "config": travelling(stored.config),
         },
     )
     parts = ["config.json", *(f"{stage}/model.safetensors" for stage in facts)]
     files = {part: {"bytes": (folder / part).stat().st_size, "sha256": digest(folder / part)} for part in parts}
     write_json(folder / "manifest.json", {"format": EXPORT_FORMAT, "files": files})
-    write_text(folder / "README.md", write_card(name, stored, facts, evidence))
+    write_text(folder / "README.md", write_card(name, stored, facts, evidence, models))

@@ -40,6 +40,7 @@ class StoredStage:
     """One trained stage."""
 
     train: Train
+    config: Any  # the root config that it was trained with
     folder: Path  # of the files that were read
     step: int
     weights: Weights
@@ -52,7 +53,7 @@ class Stored:
 
     path: Path
     recipe: Recipe
-    config: Any
+    config: Any  # of its last trained stage
     stages: Mapping[str, StoredStage]  # those that have been trained, in the recipe's order
 
 
@@ -95,30 +96,54 @@ def read_run(folder: Path) -> tuple[Recipe, Layer]:
 def open_run(folder: Path, checkpoint: str = "latest") -> Stored:
     """A run, also while it is being trained; nothing is written or locked."""
     recipe, saved = read_run(folder)
-    config = build(recipe.config_type, [saved])
+    current = build(recipe.config_type, [saved])
     stages = {}
-    for train in recipe.steps(config):
+    for train in recipe.steps(current):
         home = folder / train.name / "checkpoints"
         if list_checkpoints(home):
-            stages[train.name] = _read_checkpoint(home, train, checkpoint)
+            stages[train.name] = _read_checkpoint(home, recipe, current, train.name, checkpoint)
     if not stages:
         raise UserError(f"{folder} holds no checkpoint yet; train it first: tessera resume {folder}")
-    return Stored(folder, recipe, config, stages)
+    return Stored(folder, recipe, list(stages.values())[-1].config, stages)
 
 
-def _read_checkpoint(home: Path, train: Train, checkpoint: str) -> StoredStage:
+def _read_checkpoint(home: Path, recipe: Recipe, current: Any, name: str, checkpoint: str) -> StoredStage:
     for _ in range(RETRIES):
         folder = choose_checkpoint(home, checkpoint)
         try:
+            config = config_then(folder, recipe, current)
             weights = read_weights(folder)
             with safe_open(folder / "ema.safetensors", framework="pt") as file:
-                averaged = frozenset(name.partition("/")[0] for name in file.keys())  # noqa: SIM118 (no mapping)
+                averaged = frozenset(key.partition("/")[0] for key in file.keys())  # noqa: SIM118 (no mapping)
         except (UserError, OSError):
             if folder.is_dir():
                 raise
         else:
-            return StoredStage(train, folder, int(folder.name.removeprefix("step-")), weights, averaged)
+            step = int(folder.name.removeprefix("step-"))
+            return StoredStage(stage_of(recipe, config, name), config, folder, step, weights, averaged)
     raise UserError(f"{home}: each checkpoint was deleted while it was read; raise engine.keep_checkpoints, or try again")
+
+
+def config_then(checkpoint: Path, recipe: Recipe, current: Any) -> Any:
+    """The config at the save of a checkpoint: `resume --set` may have changed the run's since. One without has the run's."""
+    path = checkpoint / "manifest.json"
+    values = read_json(path).get("config")
+    if values is None:
+        return current
+    if not isinstance(values, dict):
+        raise UserError(f"{path} has a config that is no JSON object; take another checkpoint")
+    try:
+        return build(recipe.config_type, [Layer.of(values, str(path))])
+    except RecursionError:
+        raise UserError(f"{path} has a config that is nested without end; take another checkpoint") from None
+
+
+def stage_of(recipe: Recipe, config: Any, name: str) -> Train:
+    """A stage of a recipe as a config has it."""
+    for train in recipe.steps(config):
+        if train.name == name:
+            return train
+    raise UserError(f"recipe {recipe.name} has no stage {name!r} with the config of its checkpoint")
 
 
 def choose_checkpoint(home: Path, name: str) -> Path:
@@ -146,7 +171,7 @@ def choose_checkpoint(home: Path, name: str) -> Path:
 def open_export(folder: Path) -> Stored:
     """An export whose files are those of its manifest."""
     facts = read_json(folder / "config.json")
-    refuse_newer(folder, facts)
+    refuse_newer(folder / "config.json", facts)
     name, stages, values = facts.get("recipe"), facts.get("stages"), facts.get("config")
     sound = isinstance(stages, dict) and all(map(_is_stage, stages, stages.values()))
     if not isinstance(stages, dict) or not sound or not isinstance(values, dict) or not isinstance(name, str):
@@ -156,40 +181,45 @@ def open_export(folder: Path) -> Stored:
         )
     refuse_damage(folder, ["config.json", *(f"{stage}/model.safetensors" for stage in stages)])
     recipe = find_recipe(name)
+    origin = str(folder / "config.json")
     try:
-        config = build(recipe.config_type, [Layer.of(values, str(folder / "config.json"))])
+        config = build(recipe.config_type, [Layer.of(values, origin)])
+        own = {
+            stage: build(recipe.config_type, [Layer.of(known["config"], origin)]) if "config" in known else config
+            for stage, known in stages.items()
+        }
     except (UserError, RecursionError) as error:
         raise UserError(f"{error}\n(written by tessera {facts.get('tessera')}, this is {our_version()})") from None
-    trains = {train.name: train for train in recipe.steps(config)}
-    if unknown := [stage for stage in stages if stage not in trains]:
+    names = [train.name for train in recipe.steps(config)]
+    if unknown := [stage for stage in stages if stage not in names]:
         raise UserError(
-            f"{folder} has stages {unknown}, recipe {name} has {list(trains)}; it was written by tessera {facts.get('tessera')}, "
+            f"{folder} has stages {unknown}, recipe {name} has {names}; it was written by tessera {facts.get('tessera')}, "
             f"this is {our_version()}"
         )
-    found = {stage: _read_stage(folder / stage, train, stages[stage]) for stage, train in trains.items() if stage in stages}
+    found = {stage: _read_stage(folder / stage, recipe, own[stage], stages[stage]) for stage in names if stage in stages}
     return Stored(folder, recipe, config, found)
 
 
 def _is_stage(name: str, facts: Any) -> bool:
     """A name that cannot lead out of the folder, and the facts that an export gives."""
     known = isinstance(facts, dict) and isinstance(facts.get("step"), int)
+    known = known and isinstance(facts.get("config", {}), dict)  # there where it is not that of the last stage
     return name.isidentifier() and known and all(isinstance(facts.get(key), list) for key in ("nets", "averaged"))
 
 
-def _read_stage(folder: Path, train: Train, facts: Mapping[str, Any]) -> StoredStage:
-    weights = by_net(read_tensors(folder / "model.safetensors"))
-    return StoredStage(train, folder, facts["step"], weights, frozenset(map(str, facts["averaged"])))
+def _read_stage(folder: Path, recipe: Recipe, config: Any, facts: Mapping[str, Any]) -> StoredStage:
+    weights, averaged = by_net(read_tensors(folder / "model.safetensors")), frozenset(map(str, facts["averaged"]))
+    return StoredStage(stage_of(recipe, config, folder.name), config, folder, facts["step"], weights, averaged)
 
 
-def refuse_newer(folder: Path, facts: Mapping[str, Any]) -> None:
+def refuse_newer(path: Path, facts: Mapping[str, Any]) -> None:
     """A format that this program does not know."""
     if not isinstance(facts.get("format"), int):
-        raise UserError(
-            f"{folder / 'config.json'} is not that of an export: it names no format; another program may have made it"
-        )
+        raise UserError(f"{path} is not that of an export: it names no format; another program may have made it")
     if facts["format"] != EXPORT_FORMAT:
+        writer = f" (written by tessera {facts['tessera']})" if "tessera" in facts else ""
         raise UserError(
-            f"{folder / 'config.json'} has format {facts['format']} (written by tessera {facts.get('tessera')}); this is "
+            f"{path} has format {facts['format']}{writer}; this is "
             f"tessera {our_version()}, which reads format {EXPORT_FORMAT}: install a newer one, or export the run again"
         )
 
@@ -197,6 +227,8 @@ def refuse_newer(folder: Path, facts: Mapping[str, Any]) -> None:
 def refuse_damage(folder: Path, names: list[str]) -> None:
     """Sizes and hashes against the manifest. Only files that belong to an export are opened, whatever the manifest names."""
     manifest = read_json(folder / "manifest.json") if (folder / "manifest.json").is_file() else {}
+    if manifest:
+        refuse_newer(folder / "manifest.json", manifest)
     files = manifest.get("files")
     if not isinstance(files, dict):
         raise UserError(f"{folder} has no manifest.json with its files, so it cannot be checked; export the run again")
@@ -206,8 +238,10 @@ def refuse_damage(folder: Path, names: list[str]) -> None:
         wanted, path = files[name], folder / name
         if not path.is_file():
             raise UserError(f"{path} is missing; copy or export it again")
-        if not isinstance(wanted, dict) or path.stat().st_size != wanted.get("bytes"):
-            raise UserError(f"{path} is damaged: {path.stat().st_size} bytes, the manifest has {wanted}; copy or export it again")
+        if not isinstance(wanted, dict) or not isinstance(wanted.get("bytes"), int):
+            raise UserError(f"{folder / 'manifest.json'} does not say how many bytes {name} has; copy or export it again")
+        if (size := path.stat().st_size) != wanted["bytes"]:
+            raise UserError(f"{path} is damaged: it has {size} bytes, expected {wanted['bytes']}; copy or export it again")
         if digest(path) != wanted.get("sha256"):
             raise UserError(f"{path} is damaged: it is not what was written (sha256 differs); copy or export it again")
 

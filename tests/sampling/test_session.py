@@ -266,6 +266,28 @@ def test_a_damaged_export_is_refused_by_name(model: Path, name: str, damage: str
         load(model)
 
 
+def test_damage_is_told_in_words(model: Path) -> None:
+    weights = model / "tokenizer" / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-3])
+    with pytest.raises(UserError, match=rf"is damaged: it has {len(content) - 3} bytes, expected {len(content)}; copy"):
+        load(model)
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(UserError, match=r"is damaged: .*sha256 differs"):
+        load(model)
+
+
+def test_a_manifest_of_a_newer_format(model: Path) -> None:
+    manifest = json.loads((model / "manifest.json").read_text())
+    for change, said in (({"format": 2}, "manifest.json has format 2; this is tessera"), ({"format": None}, "names no format")):
+        (model / "manifest.json").write_text(json.dumps(manifest | change))
+        with pytest.raises(UserError, match=said):
+            load(model)
+    (model / "manifest.json").write_text(json.dumps(manifest | {"files": dict.fromkeys(manifest["files"], 3)}))
+    with pytest.raises(UserError, match=r"manifest.json does not say how many bytes config.json has"):
+        load(model)
+
+
 def test_a_manifest_is_needed_and_names_no_other_files(model: Path, tmp_path: Path) -> None:
     manifest = json.loads((model / "manifest.json").read_text())
     manifest["files"]["../../secret"] = {"bytes": 1, "sha256": ""}
