@@ -26,6 +26,7 @@ from tessera.config import UserError
 from tessera.data.captions import pair_captions
 from tessera.data.folders import Contents, Reject, group_values, holds_nothing, list_folder
 from tessera.data.splits import Split, split_hash, split_of, split_threshold
+from tessera.data.unread import note_beside_images
 from tessera.media.images import (
     WHITE,
     Channels,
@@ -201,6 +202,7 @@ class ImageFolder(StoredImages):
         if not contents.images:
             raise holds_nothing(contents)
         pair_captions(contents, split_folders=reading.split_folders, class_folders=reading.class_folders)
+        note_beside_images(contents)
         groups = None
         if reading.group_by is not None:
             rows = [row.columns if (row := contents.rows.get(image)) else None for image in contents.images]

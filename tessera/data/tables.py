@@ -29,7 +29,7 @@ class Row:
 
 def table_rows(path: Path) -> Iterator[tuple[int, Any]]:
     """Each row's number with its columns; a ValueError in their place when they cannot be read."""
-    read = {".jsonl": jsonl_rows, ".csv": _csv_rows, ".parquet": _parquet_rows}[path.suffix]
+    read = {".jsonl": jsonl_rows, ".csv": _csv_rows, ".parquet": _parquet_rows}[path.suffix.lower()]
     try:
         yield from read(path)
     except OSError as error:
@@ -98,7 +98,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
 
 def _require_file_name(path: Path, names: Sequence[str]) -> None:
     if "file_name" not in names:
-        separated = ", separated by commas," if path.suffix == ".csv" else ""
+        separated = ", separated by commas," if path.suffix.lower() == ".csv" else ""
         raise UserError(
             f"{path} has the columns {', '.join(names) or '(none)'}; expected{separated} "
             f"file_name and one of {', '.join(CAPTION_COLUMNS)}"
