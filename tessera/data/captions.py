@@ -47,12 +47,13 @@ def _read_metadata(contents: Contents) -> None:
             raise UserError(f"{contents.root / folder} holds both {' and '.join(found)}; keep the one that is right")
     for name in contents.metadata:
         for line, columns in table_rows(contents.root / name):
-            where = f"{name}:{line}"
+            where, image = f"{name}:{line}", ""
             try:
                 image = image_of(columns, posixpath.dirname(name), by_name)
                 row = Row(where, filled_captions(columns), columns)
             except ValueError as error:
                 contents.rejects.append(Reject(where, str(error)))
+                contents.spoilt_rows.add(image)
                 continue
             if image in contents.rows:
                 contents.note("another row for the same image, whose caption is one more", where)
@@ -63,14 +64,17 @@ def _read_metadata(contents: Contents) -> None:
 
 def _read_captions(contents: Contents) -> None:
     """A row's captions, otherwise those of the file beside the image."""
+    unnamed = "image that no row of the metadata names" + (", rejected rows aside" if "" in contents.spoilt_rows else "")
     covered = tuple(posixpath.join(posixpath.dirname(name), "") for name in contents.metadata)  # tables speak for all below them
     for image in contents.images:
         stem = posixpath.splitext(image)[0]
         beside = [stem + suffix for suffix in CAPTION_SUFFIXES if stem + suffix in contents.caption_files]
         row = contents.rows.get(image)
         captions = row.captions if row else ()
-        if row is None and image.startswith(covered):
-            contents.note("image that no row of the metadata names", image)
+        if row is None and image in contents.spoilt_rows:
+            contents.note("image whose row of the metadata was rejected", image)
+        elif row is None and image.startswith(covered):
+            contents.note(unnamed, image)
         elif row and not captions:
             contents.note("metadata row without a caption", row.where)
         if beside and captions:

@@ -50,6 +50,7 @@ class Contents:
     images: list[str] = field(default_factory=list)  # sorted
     captions: list[tuple[str, ...]] = field(default_factory=list)  # one entry an image
     rows: dict[str, Row] = field(default_factory=dict)  # by image
+    spoilt_rows: set[str] = field(default_factory=set)  # the images whose rows were rejected; "" where none could be told
     metadata: list[str] = field(default_factory=list)
     caption_files: dict[str, str] = field(default_factory=dict)  # by path with the suffix in lower case
     shards: list[str] = field(default_factory=list)  # webdataset tars, sorted

@@ -114,6 +114,8 @@ def image_of(columns: Any, folder: str, by_name: Mapping[str, str]) -> str:
             f"a JSON {type(columns).__name__}; expected an object with file_name and one of {', '.join(CAPTION_COLUMNS)}"
         )
     name = columns.get("file_name")
+    if name is None:
+        raise ValueError("file_name is missing; expected the path of an image")
     if not isinstance(name, str) or not name:
         raise ValueError(f"file_name is {name!r:.60}; expected the path of an image")
     path = unicodedata.normalize("NFC", posixpath.normpath(posixpath.join(folder, name.replace("\\", "/"))))
