@@ -131,7 +131,10 @@ def _length(contents: Contents, file: str) -> int:
         ):
             return shape[0]
         turned = "; its channels stand first: transpose it to n h w c" if len(shape) == 4 and shape[1] in _MODES else ""
-        reason = f"{array.dtype} shaped {shape}; expected uint8, n x height x width, or with 1, 3 or 4 channels last{turned}"
+        empty = "has no pictures: " if 0 in shape else ""
+        reason = (
+            f"{empty}{array.dtype} shaped {shape}; expected uint8, n x height x width, or with 1, 3 or 4 channels last{turned}"
+        )
     contents.rejects.append(Reject(file or path.name, reason))
     return 0
 

@@ -114,8 +114,14 @@ def _name_classes(contents: Contents) -> None:
     parts = [image.split("/") for image in contents.images]
     if contents.sides is not None:
         parts = [each[1:] for each in parts]
-    names = {each[0] for each in parts}
-    if any(len(each) != 2 for each in parts) or len(names) < 2 or any(name.lower() in SPLIT_NAMES for name in names):
+    names = {each[0] for each in parts if len(each) > 1}
+    if len(names) < 2 or any(name.lower() in SPLIT_NAMES for name in names):
+        return
+    misplaced = [(image, len(each)) for image, each in zip(contents.images, parts, strict=True) if len(each) != 2]
+    for image, depth in misplaced:
+        where = "outside of" if depth < 2 else "deeper than"
+        contents.note(f"image {where} the folders of one level, so their names are not taken as captions (class folders)", image)
+    if misplaced:
         return
     for name in sorted(names):
         contents.note("class folder, whose name is the caption of its images (data.class_folders=false: no captions)", name)

@@ -118,6 +118,7 @@ def check_folder(path: Path | str, *, group_by: str | None = None, progress: Cal
     copies, near = _equal(seen), _alike(seen)
     straddling = [group for group in near if 0 < len(held_out.intersection(group)) < len(group)]
     facts = [each.facts for each in seen.values()]
+    split = {"train": len(seen.keys() - held_out), "validation": len(seen.keys() & held_out)}
     return Report(
         kind="images",
         layout=source.layout,
@@ -132,14 +133,14 @@ def check_folder(path: Path | str, *, group_by: str | None = None, progress: Cal
         modes=_histogram(each.mode for each in facts),
         formats=_histogram(each.format for each in facts),
         caption_examples=_examples([_cut(texts[0]) for texts in captions.values()]),
-        split={"train": len(seen.keys() - held_out), "validation": len(seen.keys() & held_out)},
+        split=split,
         num_exact_duplicates=sum(len(group) - 1 for group in copies),
         duplicates=_named(source, copies[:_NUM_GROUPS]),
         num_near_groups=len(near),
         num_near_duplicates=sum(map(len, near)),
         num_straddling=len(straddling),
         near_duplicates=_named(source, sorted(near, key=len, reverse=True)),
-        notes=(*source.notes, *_remarks(source, seen, len(straddling))),
+        notes=(*source.notes, *_obstacles(config, split, len(source)), *_remarks(source, seen, len(straddling))),
     )
 
 
@@ -157,6 +158,24 @@ def _alike(seen: Mapping[int, Seen]) -> list[list[int]]:
 
 def _named(source: StoredImages, groups: Iterable[Sequence[int]]) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(source.name(index) for index in group) for group in groups)
+
+
+def _obstacles(config: DataConfig, split: Mapping[str, int], num_pictures: int) -> Iterator[str]:
+    """What training would stumble over."""
+    num_train, num_held_out = split["train"], split["validation"]
+    unreadable = num_pictures - num_train - num_held_out
+    if num_train + num_held_out and not num_held_out:
+        yield (
+            f"train {num_train:,}, validation 0: training would have no validation and no best; "
+            "raise data.validation_fraction, or put pictures into train/ and val/"
+        )
+    if num_held_out and not num_train:
+        yield f"train 0, validation {num_held_out:,}: there is nothing to train on; add pictures to the training side"
+    if unreadable > config.corrupt_budget * num_pictures:
+        yield (
+            f"{unreadable:,} of {num_pictures:,} pictures cannot be read, and data.corrupt_budget={config.corrupt_budget:g} "
+            f"allows {config.corrupt_budget:.0%}: training would stop; repair or remove them, or raise it"
+        )
 
 
 def _remarks(source: StoredImages, seen: Mapping[int, Seen], num_straddling: int) -> Iterator[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tessera.config import UserError, nearest
-from tessera.data.splits import Split, sides_by_folder
+from tessera.data.splits import SPLIT_NAMES, Split, sides_by_folder
 from tessera.data.tables import METADATA_NAMES, Row
 from tessera.media.images import IMAGE_SUFFIXES
 
@@ -55,6 +55,7 @@ class Contents:
     caption_files: dict[str, str] = field(default_factory=dict)  # by path with the suffix in lower case
     shards: list[str] = field(default_factory=list)  # webdataset tars, sorted
     arrays: list[str] = field(default_factory=list)  # NumPy files, sorted
+    tops: list[str] = field(default_factory=list)  # folders directly below the root, those without pictures included
     sides: list[Split] | None = None  # one an image, where split folders decide
     unread: list[str] = field(default_factory=list)  # files of any other kind, sorted
     suffixes: Counter[str] = field(default_factory=Counter)  # of all files
@@ -95,6 +96,13 @@ def divide(contents: Contents, paths: Sequence[str], by_folder: bool) -> tuple[l
     """The paths that are used, and their sides where split folders decide; says so in the notes."""
     sides = sides_by_folder(paths) if by_folder else None
     if sides is None:
+        for name in contents.tops if by_folder else ():
+            if name.lower() in SPLIT_NAMES:
+                contents.note(
+                    "folder named as a part of a split, not taken as one: expected pictures both in train/ and in validation/, "
+                    "val/, valid/ or test/; so data.validation_fraction divides all pictures",
+                    f"{name}/",
+                )
         return list(paths), None
     kept = [(path, side) for path, side in zip(paths, sides, strict=True) if side is not None]
     for name in dict.fromkeys(f"{path.split('/')[0]}/ is {side}" for path, side in kept):
@@ -181,6 +189,8 @@ def _sort_entry(contents: Contents, entry: os.DirEntry[str], path: str, folders:
     try:
         if entry.is_dir():
             (links if entry.is_symlink() else folders).append(path)
+            if "/" not in path:
+                contents.tops.append(path)
             return
         usable = entry.is_file()
     except OSError:  # a link to itself

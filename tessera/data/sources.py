@@ -255,7 +255,10 @@ def as_source(dataset: Any, *, channels: Channels = 3, background: Colour = WHIT
     """A `Source` as it is, or any object with `__len__` and `__getitem__` whose items have `key`, `image` (uint8 array h w c,
     or a PIL image), `caption` and perhaps `group`, as attributes or as entries of a mapping. Such a dataset is read through
     once, here, for its keys and captions; one that is too large for that should be a `Source` itself."""
-    return dataset if isinstance(dataset, Source) else DatasetSource(dataset, channels=channels, background=background)
+    source = dataset if isinstance(dataset, Source) else DatasetSource(dataset, channels=channels, background=background)
+    if not len(source):
+        raise UserError(f"the dataset ({type(dataset).__name__}) has no samples; expected one or more")
+    return source
 
 
 class DatasetSource:

@@ -226,7 +226,8 @@ def test_jsonl_rows_each_with_their_fault(tmp_path: Path) -> None:
     assert notes_about(source, "another row") == [
         "another row for the same image, whose caption is one more: 1 (metadata.jsonl:6)"
     ]
-    assert notes_about(source, "no row") == ["image that no row of the metadata names: 2 (c.png, f.png)"]
+    assert notes_about(source, "no row") == ["image that no row of the metadata names, rejected rows aside: 1 (f.png)"]
+    assert notes_about(source, "was rejected") == ["image whose row of the metadata was rejected: 1 (c.png)"]
     assert notes_about(source, "without a caption") == ["metadata row without a caption: 1 (metadata.jsonl:13)"]
 
 

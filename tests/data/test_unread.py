@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tessera.config import UserError
 from tessera.data.check import check_folder
+from tessera.data.sources import as_source
 from tessera.media.images import write_png
 
 
@@ -63,3 +65,42 @@ def test_a_text_beside_tars(tmp_path: Path) -> None:
     (tmp_path / "a.png").unlink()
     (tmp_path / "metadata.csv").write_text("file_name,text\na.png,a cat\n")
     assert any("beside the tars, not read" in note and "metadata.csv" in note for note in check_folder(tmp_path).notes)
+
+
+def notes_of(root: Path, *names: str) -> str:
+    for number, name in enumerate(names):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        write_png(root / name, picture(number))
+    return "\n".join(check_folder(root).notes)
+
+
+def test_half_a_split_is_not_taken_as_one(tmp_path: Path) -> None:
+    (tmp_path / "val").mkdir()
+    notes = notes_of(tmp_path, "train/1.png", "train/2.png")
+    assert "not taken as one" in notes
+    assert "2 (train/, val/)" in notes
+    assert "1 (val/)" in notes_of(tmp_path / "only", "val/1.png")
+
+
+def test_an_empty_validation_side_is_said(tmp_path: Path) -> None:
+    assert "train 1, validation 0: training would have no validation and no best" in notes_of(tmp_path / "one", "a.png")
+    assert "validation 0" not in notes_of(tmp_path / "split", "train/a.png", "val/b.png")
+
+
+def test_more_unreadable_files_than_training_allows(tmp_path: Path) -> None:
+    (tmp_path / "bad.png").touch()
+    assert "1 of 2 pictures cannot be read, and data.corrupt_budget=0.01 allows 1%" in notes_of(tmp_path, "a.png")
+
+
+def test_why_folders_are_no_classes(tmp_path: Path) -> None:
+    assert "outside of the folders" in notes_of(tmp_path / "stray", "cat/1.png", "dog/2.png", "stray.png")
+    assert "deeper than the folders" in notes_of(tmp_path / "deep", "cat/1.png", "dog/old/2.png")
+    assert "class" not in notes_of(tmp_path / "single", "cat/1.png", "stray.png")
+
+
+def test_no_pictures_in_a_stack_or_a_dataset(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((0, 4, 4, 3), dtype=np.uint8))
+    with pytest.raises(UserError, match="has no pictures: uint8"):
+        check_folder(tmp_path)
+    with pytest.raises(UserError, match="has no samples"):
+        as_source([])
