@@ -115,13 +115,16 @@ def _name_classes(contents: Contents) -> None:
     if contents.sides is not None:
         parts = [each[1:] for each in parts]
     names = {each[0] for each in parts if len(each) > 1}
-    if len(names) < 2 or any(name.lower() in SPLIT_NAMES for name in names):
+    if len(names) < 2:
         return
+    reserved = sorted(name for name in names if name.lower() in SPLIT_NAMES)
+    for name in reserved:
+        contents.note("folder named as a part of a split, so no folder's name is a caption (class folders)", f"{name}/")
     misplaced = [(image, len(each)) for image, each in zip(contents.images, parts, strict=True) if len(each) != 2]
     for image, depth in misplaced:
-        where = "outside of" if depth < 2 else "deeper than"
-        contents.note(f"image {where} the folders of one level, so their names are not taken as captions (class folders)", image)
-    if misplaced:
+        where = "outside of the folders" if depth < 2 else "deeper than one folder"
+        contents.note(f"image {where}, so no folder's name is a caption (class folders)", image)
+    if misplaced or reserved:
         return
     for name in sorted(names):
         contents.note("class folder, whose name is the caption of its images (data.class_folders=false: no captions)", name)

@@ -171,7 +171,7 @@ def _obstacles(config: DataConfig, split: Mapping[str, int], num_pictures: int) 
         )
     if num_held_out and not num_train:
         yield f"train 0, validation {num_held_out:,}: there is nothing to train on; add pictures to the training side"
-    if unreadable > config.corrupt_budget * num_pictures:
+    if unreadable < num_pictures and unreadable > config.corrupt_budget * num_pictures:
         yield (
             f"{unreadable:,} of {num_pictures:,} pictures cannot be read, and data.corrupt_budget={config.corrupt_budget:g} "
             f"allows {config.corrupt_budget:.0%}: training would stop; repair or remove them, or raise it"

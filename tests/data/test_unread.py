@@ -94,7 +94,8 @@ def test_more_unreadable_files_than_training_allows(tmp_path: Path) -> None:
 
 def test_why_folders_are_no_classes(tmp_path: Path) -> None:
     assert "outside of the folders" in notes_of(tmp_path / "stray", "cat/1.png", "dog/2.png", "stray.png")
-    assert "deeper than the folders" in notes_of(tmp_path / "deep", "cat/1.png", "dog/old/2.png")
+    assert "deeper than one folder" in notes_of(tmp_path / "deep", "cat/1.png", "dog/old/2.png")
+    assert "split, so no folder's name is a caption" in notes_of(tmp_path / "named", "cat/1.png", "train/2.png")
     assert "class" not in notes_of(tmp_path / "single", "cat/1.png", "stray.png")
 
 
