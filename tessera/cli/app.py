@@ -133,13 +133,15 @@ def data_check(
     as_json: AsJson = False,
 ) -> None:
     """Open every file and say what is there: counts, sizes, captions, near-duplicates, rejects with reasons."""
+    from tessera.config import UserError
     from tessera.data.check import check_folder
 
     report = check_folder(path, progress=show_count if sys.stderr.isatty() else None)
+    print(json.dumps(report.to_json(), indent=1, ensure_ascii=False) if as_json else "\n".join(report.lines()))
+    if not report.num_samples:
+        raise UserError(f"none of the pictures in {path} can be read; repair or replace the files that are named as rejects")
     if as_json:
-        print(json.dumps(report.to_json(), indent=1, ensure_ascii=False))
         return
-    print("\n".join(report.lines()))
     first = "repair or remove the rejected files, then " if report.num_rejected else ""
     print(f"next: {first}tessera train muse --data {shlex.quote(str(path))}")
 

@@ -23,6 +23,7 @@ from tessera.data.folders import EXPECTED, Contents, Reject, divide, group_value
 from tessera.data.sources import Examined, Index, Reading, StoredImages, StringTable
 from tessera.data.splits import Split
 from tessera.data.tables import clean_captions, filled_captions, jsonl_rows
+from tessera.data.unread import note_beside_stacks
 from tessera.media.images import ImageFacts, Pixels, UnreadableImage, with_channels
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
@@ -41,9 +42,12 @@ class ArrayStacks(StoredImages):
         files, sides, lengths = _stacks(contents, reading.split_folders)
         stacks = list(zip(files, lengths, strict=True))
         per_folder = Counter(posixpath.dirname(file) for file in files)
+        beside = [_captions_beside(contents.root / file, per_folder[posixpath.dirname(file)] == 1) for file in files]
         lines = [
-            line for file, length in stacks for line in _lines(contents, file, length, per_folder[posixpath.dirname(file)] == 1)
+            line for (file, length), found in zip(stacks, beside, strict=True) for line in _lines(contents, file, length, found)
         ]
+        if files != [""]:  # of a single file nothing is listed
+            note_beside_stacks(contents, (found.relative_to(contents.root).as_posix() for found in beside if found))
         keys = [
             f"{posixpath.splitext(file or contents.root.name)[0]}/{number:06d}"
             for file, length in stacks
@@ -127,7 +131,10 @@ def _length(contents: Contents, file: str) -> int:
         ):
             return shape[0]
         turned = "; its channels stand first: transpose it to n h w c" if len(shape) == 4 and shape[1] in _MODES else ""
-        reason = f"{array.dtype} shaped {shape}; expected uint8, n x height x width, or with 1, 3 or 4 channels last{turned}"
+        empty = "has no pictures: " if 0 in shape else ""
+        reason = (
+            f"{empty}{array.dtype} shaped {shape}; expected uint8, n x height x width, or with 1, 3 or 4 channels last{turned}"
+        )
     contents.rejects.append(Reject(file or path.name, reason))
     return 0
 
@@ -138,12 +145,16 @@ class _Line:
     columns: dict[str, Any] | None = None
 
 
-def _lines(contents: Contents, file: str, length: int, single: bool) -> Sequence[_Line]:
-    """One for each picture of a stack. captions.txt and captions.jsonl speak for the only stack of their folder."""
-    path = contents.root / file
+def _captions_beside(path: Path, single: bool) -> Path | None:
+    """captions.txt and captions.jsonl speak for the only stack of their folder."""
     names = [path.with_suffix(".txt"), path.with_suffix(".jsonl")]
     names += [path.with_name("captions.txt"), path.with_name("captions.jsonl")] if single else []
-    found = next((name for name in names if name.is_file()), None)
+    return next((name for name in names if name.is_file()), None)
+
+
+def _lines(contents: Contents, file: str, length: int, found: Path | None) -> Sequence[_Line]:
+    """One for each picture of a stack."""
+    path = contents.root / file
     if found is None:
         return [_Line()] * length
     try:

@@ -47,12 +47,13 @@ def _read_metadata(contents: Contents) -> None:
             raise UserError(f"{contents.root / folder} holds both {' and '.join(found)}; keep the one that is right")
     for name in contents.metadata:
         for line, columns in table_rows(contents.root / name):
-            where = f"{name}:{line}"
+            where, image = f"{name}:{line}", ""
             try:
                 image = image_of(columns, posixpath.dirname(name), by_name)
                 row = Row(where, filled_captions(columns), columns)
             except ValueError as error:
                 contents.rejects.append(Reject(where, str(error)))
+                contents.spoilt_rows.add(image)
                 continue
             if image in contents.rows:
                 contents.note("another row for the same image, whose caption is one more", where)
@@ -63,14 +64,17 @@ def _read_metadata(contents: Contents) -> None:
 
 def _read_captions(contents: Contents) -> None:
     """A row's captions, otherwise those of the file beside the image."""
+    unnamed = "image that no row of the metadata names" + (", rejected rows aside" if "" in contents.spoilt_rows else "")
     covered = tuple(posixpath.join(posixpath.dirname(name), "") for name in contents.metadata)  # tables speak for all below them
     for image in contents.images:
         stem = posixpath.splitext(image)[0]
         beside = [stem + suffix for suffix in CAPTION_SUFFIXES if stem + suffix in contents.caption_files]
         row = contents.rows.get(image)
         captions = row.captions if row else ()
-        if row is None and image.startswith(covered):
-            contents.note("image that no row of the metadata names", image)
+        if row is None and image in contents.spoilt_rows:
+            contents.note("image whose row of the metadata was rejected", image)
+        elif row is None and image.startswith(covered):
+            contents.note(unnamed, image)
         elif row and not captions:
             contents.note("metadata row without a caption", row.where)
         if beside and captions:
@@ -110,8 +114,17 @@ def _name_classes(contents: Contents) -> None:
     parts = [image.split("/") for image in contents.images]
     if contents.sides is not None:
         parts = [each[1:] for each in parts]
-    names = {each[0] for each in parts}
-    if any(len(each) != 2 for each in parts) or len(names) < 2 or any(name.lower() in SPLIT_NAMES for name in names):
+    names = {each[0] for each in parts if len(each) > 1}
+    if len(names) < 2:
+        return
+    reserved = sorted(name for name in names if name.lower() in SPLIT_NAMES)
+    for name in reserved:
+        contents.note("folder named as a part of a split, so no folder's name is a caption (class folders)", f"{name}/")
+    misplaced = [(image, len(each)) for image, each in zip(contents.images, parts, strict=True) if len(each) != 2]
+    for image, depth in misplaced:
+        where = "outside of the folders" if depth < 2 else "deeper than one folder"
+        contents.note(f"image {where}, so no folder's name is a caption (class folders)", image)
+    if misplaced or reserved:
         return
     for name in sorted(names):
         contents.note("class folder, whose name is the caption of its images (data.class_folders=false: no captions)", name)

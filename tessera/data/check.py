@@ -5,6 +5,7 @@ What is counted is what training would see: a sample is an image that opens, and
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,6 +23,9 @@ _NUM_SIZES = 10
 _NUM_EXAMPLES = 3
 _NUM_GROUPS = 10
 _NUM_SHOWN = 10
+_NUM_LETTERS = 200
+# What a file name or a caption could do to a terminal: colours, cursor, title, text that runs backwards.
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +89,7 @@ class Report:
         lines += self._duplicate_lines()
         lines += [f"  note     {note}" for note in self.notes]
         lines += _shortened([f"  reject   {reject.path}: {reject.reason}" for reject in self.rejects], _NUM_SHOWN)
-        return [" ".join(line.splitlines()).encode("utf-8", "backslashreplace").decode() for line in lines]
+        return [_printable(" ".join(line.splitlines())) for line in lines]
 
     def _duplicate_lines(self) -> Iterator[str]:
         if self.num_exact_duplicates:
@@ -114,6 +118,7 @@ def check_folder(path: Path | str, *, group_by: str | None = None, progress: Cal
     copies, near = _equal(seen), _alike(seen)
     straddling = [group for group in near if 0 < len(held_out.intersection(group)) < len(group)]
     facts = [each.facts for each in seen.values()]
+    split = {"train": len(seen.keys() - held_out), "validation": len(seen.keys() & held_out)}
     return Report(
         kind="images",
         layout=source.layout,
@@ -127,15 +132,15 @@ def check_folder(path: Path | str, *, group_by: str | None = None, progress: Cal
         sizes=_histogram((f"{each.width}x{each.height}" for each in facts), _NUM_SIZES),
         modes=_histogram(each.mode for each in facts),
         formats=_histogram(each.format for each in facts),
-        caption_examples=_examples([texts[0] for texts in captions.values()]),
-        split={"train": len(seen.keys() - held_out), "validation": len(seen.keys() & held_out)},
+        caption_examples=_examples([_cut(texts[0]) for texts in captions.values()]),
+        split=split,
         num_exact_duplicates=sum(len(group) - 1 for group in copies),
         duplicates=_named(source, copies[:_NUM_GROUPS]),
         num_near_groups=len(near),
         num_near_duplicates=sum(map(len, near)),
         num_straddling=len(straddling),
         near_duplicates=_named(source, sorted(near, key=len, reverse=True)),
-        notes=(*source.notes, *_remarks(source, seen, len(straddling))),
+        notes=(*source.notes, *_obstacles(config, split, len(source)), *_remarks(source, seen, len(straddling))),
     )
 
 
@@ -153,6 +158,24 @@ def _alike(seen: Mapping[int, Seen]) -> list[list[int]]:
 
 def _named(source: StoredImages, groups: Iterable[Sequence[int]]) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(source.name(index) for index in group) for group in groups)
+
+
+def _obstacles(config: DataConfig, split: Mapping[str, int], num_pictures: int) -> Iterator[str]:
+    """What training would stumble over."""
+    num_train, num_held_out = split["train"], split["validation"]
+    unreadable = num_pictures - num_train - num_held_out
+    if num_train + num_held_out and not num_held_out:
+        yield (
+            f"train {num_train:,}, validation 0: training would have no validation and no best; "
+            "raise data.validation_fraction, or put pictures into train/ and val/"
+        )
+    if num_held_out and not num_train:
+        yield f"train 0, validation {num_held_out:,}: there is nothing to train on; add pictures to the training side"
+    if unreadable < num_pictures and unreadable > config.corrupt_budget * num_pictures:
+        yield (
+            f"{unreadable:,} of {num_pictures:,} pictures cannot be read, and data.corrupt_budget={config.corrupt_budget:g} "
+            f"allows {config.corrupt_budget:.0%}: training would stop; repair or remove them, or raise it"
+        )
 
 
 def _remarks(source: StoredImages, seen: Mapping[int, Seen], num_straddling: int) -> Iterator[str]:
@@ -176,6 +199,16 @@ def _examples(captions: Sequence[str]) -> tuple[str, ...]:
     """Evenly spaced, so that they differ in a sorted folder and stay the same from check to check."""
     count = min(_NUM_EXAMPLES, len(captions))
     return tuple(captions[(2 * k + 1) * len(captions) // (2 * count)] for k in range(count))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _NUM_LETTERS else f"{text[:_NUM_LETTERS]}... ({len(text):,} letters)"
+
+
+def _printable(line: str) -> str:
+    """With escapes in the place of what a terminal would obey or cannot encode."""
+    escaped = _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), line)
+    return escaped.encode("utf-8", "backslashreplace").decode()
 
 
 def _histogram(values: Iterator[str], limit: int | None = None) -> dict[str, int]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tessera.config import UserError, nearest
-from tessera.data.splits import Split, sides_by_folder
+from tessera.data.splits import SPLIT_NAMES, Split, sides_by_folder
 from tessera.data.tables import METADATA_NAMES, Row
 from tessera.media.images import IMAGE_SUFFIXES
 
@@ -21,13 +21,16 @@ EXPECTED = (
     "or of .npy stacks of uint8 pictures"
 )
 _ARCHIVES = (".zip", ".gz", ".tgz", ".7z", ".rar", ".bz2", ".xz", ".zst")
-_OTHER_FAMILIES = {
+FAMILIES = {
     "meshes": (".obj", ".glb", ".gltf", ".ply", ".stl", ".off"),
     "videos": (".mp4", ".webm", ".mov", ".avi", ".mkv"),
     "archives; unpack them first": _ARCHIVES,
     "tables or archives of arrays; write them out as image files": (".parquet", ".arrow", ".npz"),
-    "images of another format; convert them to png or jpg": (".tif", ".tiff", ".heic", ".avif", ".svg", ".jfif", ".jxl"),
-}
+    "images of another format; convert them to png or jpg": (
+        ".tif", ".tiff", ".heic", ".heif", ".avif", ".svg", ".jfif", ".jxl", ".jp2", ".psd", ".tga", ".ppm", ".pgm", ".exr",
+    ),
+}  # fmt: skip
+_SYSTEM_FILES = ("thumbs.db", "desktop.ini")  # what Windows leaves in folders; macOS hides its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +50,29 @@ class Contents:
     images: list[str] = field(default_factory=list)  # sorted
     captions: list[tuple[str, ...]] = field(default_factory=list)  # one entry an image
     rows: dict[str, Row] = field(default_factory=dict)  # by image
+    spoilt_rows: set[str] = field(default_factory=set)  # the images whose rows were rejected; "" where none could be told
     metadata: list[str] = field(default_factory=list)
     caption_files: dict[str, str] = field(default_factory=dict)  # by path with the suffix in lower case
     shards: list[str] = field(default_factory=list)  # webdataset tars, sorted
     arrays: list[str] = field(default_factory=list)  # NumPy files, sorted
+    tops: list[str] = field(default_factory=list)  # folders directly below the root, those without pictures included
     sides: list[Split] | None = None  # one an image, where split folders decide
+    unread: list[str] = field(default_factory=list)  # files of any other kind, sorted
     suffixes: Counter[str] = field(default_factory=Counter)  # of all files
     rejects: list[Reject] = field(default_factory=list)
     remarks: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))  # what happened -> where
+    summaries: list[str] = field(default_factory=list)  # notes that name no places
 
     def note(self, what: str, where: str) -> None:
         self.remarks[what].append(where)
 
     def notes(self) -> tuple[str, ...]:
         """One line a kind of remark, with its count and first places."""
-        return tuple(
+        told = (
             f"{what}: {len(places):,} ({', '.join(places[:3])}{', ...' if len(places) > 3 else ''})"
             for what, places in self.remarks.items()
         )
+        return (*told, *self.summaries)
 
 
 def list_folder(path: Path) -> Contents:
@@ -88,6 +96,13 @@ def divide(contents: Contents, paths: Sequence[str], by_folder: bool) -> tuple[l
     """The paths that are used, and their sides where split folders decide; says so in the notes."""
     sides = sides_by_folder(paths) if by_folder else None
     if sides is None:
+        for name in contents.tops if by_folder else ():
+            if name.lower() in SPLIT_NAMES:
+                contents.note(
+                    "folder named as a part of a split, not taken as one: expected pictures both in train/ and in validation/, "
+                    "val/, valid/ or test/; so data.validation_fraction divides all pictures",
+                    f"{name}/",
+                )
         return list(paths), None
     kept = [(path, side) for path, side in zip(paths, sides, strict=True) if side is not None]
     for name in dict.fromkeys(f"{path.split('/')[0]}/ is {side}" for path, side in kept):
@@ -165,7 +180,7 @@ def _list_files(contents: Contents) -> None:
             path = f"{folder}/{entry.name}" if folder else entry.name
             if not entry.name.startswith("."):
                 _sort_entry(contents, entry, path, folders, links)
-    for paths in (contents.images, contents.metadata, contents.shards, contents.arrays):
+    for paths in (contents.images, contents.metadata, contents.shards, contents.arrays, contents.unread):
         paths.sort()
 
 
@@ -174,6 +189,8 @@ def _sort_entry(contents: Contents, entry: os.DirEntry[str], path: str, folders:
     try:
         if entry.is_dir():
             (links if entry.is_symlink() else folders).append(path)
+            if "/" not in path:
+                contents.tops.append(path)
             return
         usable = entry.is_file()
     except OSError:  # a link to itself
@@ -186,18 +203,20 @@ def _sort_entry(contents: Contents, entry: os.DirEntry[str], path: str, folders:
         contents.images.append(path)
     elif suffix.lower() in CAPTION_SUFFIXES:
         contents.caption_files[stem + suffix.lower()] = path
-    elif entry.name in METADATA_NAMES:
+    elif entry.name.lower() in METADATA_NAMES:
         contents.metadata.append(path)
     elif suffix.lower() == ".tar":
         contents.shards.append(path)
     elif suffix.lower() == ".npy":
         contents.arrays.append(path)
+    elif entry.name.lower() not in _SYSTEM_FILES:
+        contents.unread.append(path)
 
 
 def _inventory(suffixes: Counter[str]) -> str:
     if not suffixes:
         return "it is empty"
     most = [f"{count:,} {suffix or 'extensionless'} file{'s' if count > 1 else ''}" for suffix, count in suffixes.most_common(4)]
-    totals = {what: sum(suffixes[suffix] for suffix in family) for what, family in _OTHER_FAMILIES.items()}
+    totals = {what: sum(suffixes[suffix] for suffix in family) for what, family in FAMILIES.items()}
     family = max(totals, key=lambda what: totals[what])
     return f"found {', '.join(most)}" + (f": that looks like {family}" if totals[family] else "")

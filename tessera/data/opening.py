@@ -50,7 +50,8 @@ def _sniffed(contents: Contents, reading: Reading) -> StoredImages:
     kinds = {"images": contents.images, ".tar files": contents.shards, ".npy files": contents.arrays}
     present = [name for name, files in kinds.items() if files]
     for other in present[1:]:
-        contents.note(f"{other} beside {present[0]}, not read; move them to a folder of their own", kinds[other][0])
+        for path in kinds[other]:
+            contents.note(f"{other} beside {present[0]}, not read; move them to a folder of their own", path)
     if present and present[0] == ".tar files":
         return TarShards.of(contents, reading)
     if present and present[0] == ".npy files":

@@ -24,6 +24,7 @@ from tessera.data.captions import caption_lines
 from tessera.data.folders import CAPTION_SUFFIXES, EXPECTED, Contents, Reject, divide, group_values
 from tessera.data.sources import Examined, Index, Reading, StoredImages, StringTable
 from tessera.data.tables import filled_captions
+from tessera.data.unread import note_beside_tars
 from tessera.media.images import IMAGE_SUFFIXES, Blob, Pixels, UnreadableImage, inspect_image
 
 _MAX_TEXT_BYTES = 1 << 20  # a caption is not larger; what is would only fill the memory
@@ -47,6 +48,7 @@ class TarShards(StoredImages):
         if not found:
             reasons = "; ".join(f"{reject.path}: {reject.reason}" for reject in contents.rejects[:3])
             raise UserError(f"{contents.root} holds .tar files without images ({reasons or 'they are empty'}); {EXPECTED}")
+        note_beside_tars(contents)
         keys = [f"{posixpath.splitext(shards[number] or contents.root.name)[0]}/{entry.key}" for number, entry in found]
         groups = None
         if reading.group_by is not None:

@@ -26,6 +26,7 @@ from tessera.config import UserError
 from tessera.data.captions import pair_captions
 from tessera.data.folders import Contents, Reject, group_values, holds_nothing, list_folder
 from tessera.data.splits import Split, split_hash, split_of, split_threshold
+from tessera.data.unread import note_beside_images
 from tessera.media.images import (
     WHITE,
     Channels,
@@ -201,6 +202,7 @@ class ImageFolder(StoredImages):
         if not contents.images:
             raise holds_nothing(contents)
         pair_captions(contents, split_folders=reading.split_folders, class_folders=reading.class_folders)
+        note_beside_images(contents)
         groups = None
         if reading.group_by is not None:
             rows = [row.columns if (row := contents.rows.get(image)) else None for image in contents.images]
@@ -253,7 +255,10 @@ def as_source(dataset: Any, *, channels: Channels = 3, background: Colour = WHIT
     """A `Source` as it is, or any object with `__len__` and `__getitem__` whose items have `key`, `image` (uint8 array h w c,
     or a PIL image), `caption` and perhaps `group`, as attributes or as entries of a mapping. Such a dataset is read through
     once, here, for its keys and captions; one that is too large for that should be a `Source` itself."""
-    return dataset if isinstance(dataset, Source) else DatasetSource(dataset, channels=channels, background=background)
+    source = dataset if isinstance(dataset, Source) else DatasetSource(dataset, channels=channels, background=background)
+    if not len(source):
+        raise UserError(f"the dataset ({type(dataset).__name__}) has no samples; expected one or more")
+    return source
 
 
 class DatasetSource:

@@ -29,7 +29,7 @@ class Row:
 
 def table_rows(path: Path) -> Iterator[tuple[int, Any]]:
     """Each row's number with its columns; a ValueError in their place when they cannot be read."""
-    read = {".jsonl": jsonl_rows, ".csv": _csv_rows, ".parquet": _parquet_rows}[path.suffix]
+    read = {".jsonl": jsonl_rows, ".csv": _csv_rows, ".parquet": _parquet_rows}[path.suffix.lower()]
     try:
         yield from read(path)
     except OSError as error:
@@ -98,7 +98,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
 
 def _require_file_name(path: Path, names: Sequence[str]) -> None:
     if "file_name" not in names:
-        separated = ", separated by commas," if path.suffix == ".csv" else ""
+        separated = ", separated by commas," if path.suffix.lower() == ".csv" else ""
         raise UserError(
             f"{path} has the columns {', '.join(names) or '(none)'}; expected{separated} "
             f"file_name and one of {', '.join(CAPTION_COLUMNS)}"
@@ -114,6 +114,8 @@ def image_of(columns: Any, folder: str, by_name: Mapping[str, str]) -> str:
             f"a JSON {type(columns).__name__}; expected an object with file_name and one of {', '.join(CAPTION_COLUMNS)}"
         )
     name = columns.get("file_name")
+    if name is None:
+        raise ValueError("file_name is missing; expected the path of an image")
     if not isinstance(name, str) or not name:
         raise ValueError(f"file_name is {name!r:.60}; expected the path of an image")
     path = unicodedata.normalize("NFC", posixpath.normpath(posixpath.join(folder, name.replace("\\", "/"))))

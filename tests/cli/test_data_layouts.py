@@ -88,3 +88,15 @@ def test_names_that_are_not_unicode(tessera: Run, tmp_path: Path, tiny: list[str
     ended = tessera("train", "muse", "--data", odd, *tiny)
     assert ended.code == 2
     assert "is not Unicode" in ended.err
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_check_of_pictures_none_of_which_opens(tessera: Run, tmp_path: Path, flags: list[str]) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "a.png").touch()
+    ended = tessera("data", "check", folder, *flags)
+    assert ended.code == 2
+    assert "none of the pictures" in ended.err
+    assert "the file is empty" in ended.out
+    assert "next:" not in ended.out

@@ -162,3 +162,27 @@ def test_real_emoji() -> None:
     assert not any({"red_heart", "blue_heart"} <= group for group in named)
     assert report.num_straddling > 0
     assert len(report.notes) == 1
+
+
+def test_terminals_obey_no_caption_and_no_name(tmp_path: Path) -> None:
+    write_png(tmp_path / "a.png", noise(0))
+    (tmp_path / "a.txt").write_text("red \x1b[31m \u202eback " + "long " * 1000)
+    (tmp_path / "b\x1b[2J.png").touch()
+    report = check_folder(tmp_path)
+    text = "\n".join(report.lines())
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert "red \\x1b[31m \\u202eback long" in text
+    assert "b\\x1b[2J.png: the file is empty" in text
+    assert len(report.caption_examples[0]) < 230
+
+
+def test_an_image_whose_row_was_rejected_is_counted_apart(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        write_png(tmp_path / f"{name}.png", noise(ord(name)))
+    rows = [{"file_name": "a.png", "text": 7}, {"file_name": "b.png", "text": "b"}, {"text": "no name"}]
+    (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    report = check_folder(tmp_path)
+    assert "image whose row of the metadata was rejected: 1 (a.png)" in report.notes
+    assert "image that no row of the metadata names, rejected rows aside: 1 (c.png)" in report.notes
+    assert [reject.reason for reject in report.rejects][1] == "file_name is missing; expected the path of an image"

@@ -219,14 +219,15 @@ def test_jsonl_rows_each_with_their_fault(tmp_path: Path) -> None:
     assert captions(source) == {"a": "first", "b": "second", "c": None, "e": None, "f": None, "sub/d": "third"}
     reasons = {reject.path: reject.reason for reject in source.rejects}
     assert list(reasons) == [f"metadata.jsonl:{line}" for line in (5, 7, 8, 9, 10, 11, 12)]
-    expected = ["gone.png: no such file", "not JSON", "a JSON list", "file_name is None", "outside"]
+    expected = ["gone.png: no such file", "not JSON", "a JSON list", "file_name is missing", "outside"]
     for reason, words in zip(reasons.values(), [*expected, "text is 5", "not an image"], strict=True):
         assert words in reason
     assert source.captions(0) == ("first", "again")
     assert notes_about(source, "another row") == [
         "another row for the same image, whose caption is one more: 1 (metadata.jsonl:6)"
     ]
-    assert notes_about(source, "no row") == ["image that no row of the metadata names: 2 (c.png, f.png)"]
+    assert notes_about(source, "no row") == ["image that no row of the metadata names, rejected rows aside: 1 (f.png)"]
+    assert notes_about(source, "was rejected") == ["image whose row of the metadata was rejected: 1 (c.png)"]
     assert notes_about(source, "without a caption") == ["metadata row without a caption: 1 (metadata.jsonl:13)"]
 
 
