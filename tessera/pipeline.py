@@ -65,14 +65,22 @@ def resolve(
     if steps is not None:
         layers.append(Layer.of({train.name: {"steps": steps} for train in trains}, "--steps"))
     made = build(recipe.config_type, [*layers, own])
-    if chosen != in_file and in_file in recipe.presets and len(layers) > 1:
-        other = build(recipe.config_type, [layer_of(recipe.presets[in_file](), f"preset {in_file}"), *layers[1:], own])
-        if made == other:
-            raise UserError(
-                f"preset {chosen} changes nothing: {target} sets every value itself; "
-                f"leave the preset out, or delete from the file what it should decide"
-            )
+    if name != target and chosen != in_file and in_file in recipe.presets:
+        refuse_idle_preset(made, recipe.presets[in_file](), [*layers[1:], own], chosen, target)
     return made
+
+
+def refuse_idle_preset(made: Any, start: Any, layers: Sequence[Layer], chosen: str, file: str) -> None:
+    """A preset under a file that sets every value would change nothing but its name."""
+    try:
+        other = build(type(made), [layer_of(start, "the file's preset"), *layers])
+    except UserError:
+        return  # what stands in the file does not fit its own preset, so the chosen one does make a difference
+    if made == other:
+        raise UserError(
+            f"preset {chosen} changes nothing: {file} sets every value itself; "
+            f"leave the preset out, or delete from the file what it should decide"
+        )
 
 
 def pick(trains: Sequence[Train], stage: str | None, stages: StageBuilders | None = None) -> Sequence[Train]:

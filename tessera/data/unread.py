@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from tessera.data.folders import CAPTION_SUFFIXES, FAMILIES, Contents
 
 _TEXTS = (*CAPTION_SUFFIXES, ".json", ".jsonl", ".csv", ".tsv", ".yaml", ".yml", ".xml")  # what captions come in elsewhere
+_PAPERS = ("license", "licence", "readme", "notice", "copying")  # they come with data and are no data
 _FAMILY_OF = {suffix: family for family, suffixes in FAMILIES.items() for suffix in suffixes}
 _FAMILY_OF[""] = "no extension; name pictures .png or .jpg"
 
@@ -35,6 +36,8 @@ def _note_each(contents: Contents, files: Iterable[str], told: Callable[[str], s
     others = Counter[str]()
     for path in files:
         suffix = posixpath.splitext(path)[1].lower()
+        if posixpath.basename(path).lower().startswith(_PAPERS):
+            continue
         if suffix in _TEXTS:
             contents.note(told(path), path)
         else:

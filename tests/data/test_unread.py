@@ -21,7 +21,7 @@ def picture(seed: int = 0) -> np.ndarray:
 
 def test_other_formats_are_counted_by_family(tmp_path: Path) -> None:
     write_png(tmp_path / "a.png", picture())
-    for name in ["1.tif", "2.TIF", "1.heic", "1.mp4", "b.jpg.zip", "noext", "README.md", ".DS_Store", "Thumbs.db"]:
+    for name in ["1.tif", "2.TIF", "1.heic", "1.mp4", "b.jpg.zip", "noext", "guide.md", ".DS_Store", "Thumbs.db"]:
         (tmp_path / name).write_bytes(b"x")
     assert set(check_folder(tmp_path).notes[:5]) == {
         "1 .heic, 2 .tif files not read: images of another format; convert them to png or jpg",
@@ -105,3 +105,11 @@ def test_no_pictures_in_a_stack_or_a_dataset(tmp_path: Path) -> None:
         check_folder(tmp_path)
     with pytest.raises(UserError, match="has no samples"):
         as_source([])
+
+
+def test_papers_that_come_with_data_are_passed_over(tmp_path: Path) -> None:
+    write_png(tmp_path / "a.png", np.zeros((8, 8, 3), dtype=np.uint8))
+    for name in ("LICENSE", "LICENSE-images", "README.md", "readme.txt", "NOTICE"):
+        (tmp_path / name).write_text("words")
+    notes = check_folder(tmp_path).notes
+    assert not [note for note in notes if "not read" in note]
