@@ -6,7 +6,7 @@ of the bytes cross the bus. Axis letters: b batch, c channels, h w picture.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
@@ -74,23 +74,22 @@ class ImageBatch:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Captions on their way to an encoder: ids for one that the stage trains, or the states that a fixed one has made."""
+    """Captions on their way to an encoder that the stage trains."""
 
-    mask: Tensor  # b m bool: what belongs to the caption
-    ids: Tensor | None  # b m int64
-    states: Tensor | None  # b m c
+    ids: Tensor  # b m int64, 0 behind a caption's end
+
+    @property
+    def mask(self) -> Tensor:
+        """b m bool: what belongs to the caption."""
+        return self.ids > 0
 
     def to(self, device: torch.device) -> Text:
         """Moves without waiting."""
-        return self._each(lambda part: part.to(device, non_blocking=True))
+        return Text(self.ids.to(device, non_blocking=True))
 
     def pin_memory(self) -> Text:
         """Called by the loader's pinning thread."""
-        return self._each(Tensor.pin_memory)
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Text:
-        ids, states = (None if part is None else change(part) for part in (self.ids, self.states))
-        return Text(change(self.mask), ids, states)
+        return Text(self.ids.pin_memory())
 
 
 @dataclass(frozen=True, slots=True)

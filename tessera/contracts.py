@@ -7,8 +7,9 @@ accumulation, ranks, clipping, the update, EMA, checkpoints. Neither side import
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -127,6 +128,19 @@ class Stage:
     def all_nets(self) -> dict[str, nn.Module]:
         """What a loss receives: trained and frozen nets by name."""
         return {**self.nets, **self.frozen}
+
+
+@contextlib.contextmanager
+def frozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Without gradients of these parameters for a while; one that its author froze stays frozen."""
+    held = [parameter for parameter in parameters if parameter.requires_grad]
+    for parameter in held:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in held:
+            parameter.requires_grad_(True)
 
 
 @runtime_checkable

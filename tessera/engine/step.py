@@ -8,7 +8,7 @@ ride in the fused AdamW kernel as `grad_scale` and `found_inf`, and reports are 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tessera.batches import Batch
 from tessera.config import EngineConfig
-from tessera.contracts import Context, Loss, Stage, Turn
+from tessera.contracts import Context, Loss, Stage, Turn, frozen
 from tessera.engine.dist import World, sum_gradients
 from tessera.engine.ema import decay_at, update_average
 from tessera.engine.optim import learning_rate
@@ -130,7 +130,7 @@ def train_step(
     for index, turn in enumerate(stage.turns):
         if not turn.due(state.step):
             continue
-        with only_training(state, turn.trains):
+        with frozen(p for net, named in state.parameters.items() if net not in turn.trains for _, p in named):
             losses = []
             for micro, batch in enumerate(batches):
                 seed_dropout(state, index, micro, setting.world)
@@ -225,20 +225,6 @@ def finish(state: TrainState, stage: Stage, report: StepReport, setting: Setting
         for pairs in state.pairs.values():
             update_average(pairs, decay_at(state.step, stage.ema_decay))
     state.step += 1
-
-
-@contextlib.contextmanager
-def only_training(state: TrainState, trains: Sequence[str]) -> Iterator[None]:
-    """Freezes the nets that a turn does not train; a parameter that its author froze stays frozen."""
-    others = [named for net, named in state.parameters.items() if net not in trains]
-    held = [p for named in others for _, p in named if p.requires_grad]
-    for parameter in held:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in held:
-            parameter.requires_grad_(True)
 
 
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[Any]:

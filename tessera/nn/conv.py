@@ -23,8 +23,8 @@ class GroupNorm(nn.GroupNorm):
     """At most 32 groups, of at least 4 channels where the width allows.
 
     torch's own kernel for GPUs copies channels-last pictures to the other layout and back. When compiled, the same formula is
-    written out over a view and becomes one kernel with what surrounds it (forward and backward: 1.6 ms against 4.6 ms for
-    8 x 256 x 256 x 256 in bf16 on an H200).
+    written out over a view and becomes one kernel with what surrounds it (forward and backward of 8 x 256 x 256 x 256 in bf16
+    on an H200: 1.6 ms, against 2.7 ms for torch's own compiled and 4.6 ms eager).
     """
 
     def __init__(self, width: int) -> None:

@@ -72,10 +72,11 @@ def _last_sample(folder: Path, step: int) -> Path | None:
 def describe_model(stage: StoredStage, nets: Nets) -> str:
     """One line: how pictures become tokens, where the stage does that, and how large its nets are."""
     data = stage.config.data
-    model: Any = getattr(getattr(stage.config, stage.train.name, None), "model", None)
     said = [f"pictures of {data.resolution} x {data.resolution} pixels with {data.channels} channel{'s'[: data.channels > 1]}"]
-    if (quantizer := getattr(model, "quantizer", None)) is not None:
-        links = getattr(quantizer, "num_quantizers", 1)
+    if stage.train.name == "tokenizer":
+        model = stage.config.tokenizer.model
+        quantizer = model.quantizer
+        links = quantizer.num_quantizers if quantizer.kind == "residual" else 1
         kind = f"{quantizer.kind} of {links} {quantizer.quantizer.kind}" if quantizer.kind == "residual" else quantizer.kind
         side = data.resolution // model.stride
         said += [

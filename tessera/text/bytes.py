@@ -38,7 +38,7 @@ def read_bytes(captions: Sequence[str | None], length: int) -> Text:
     for row, caption in enumerate(captions):
         cut = (caption or "").encode("utf-8", "replace")[:length].decode("utf-8", "ignore").encode()
         ids[row, : len(cut)] = torch.frombuffer(bytearray(cut), dtype=torch.uint8).long() + 1 if cut else 0
-    return Text(mask=ids > 0, ids=ids, states=None)
+    return Text(ids)
 
 
 class ByteEncoder(nn.Module):
@@ -57,12 +57,12 @@ class ByteEncoder(nn.Module):
 
     def forward(self, text: Text) -> TextStates:
         """b m ids -> b m d. A caption of no bytes has no states to attend to; its mask says so."""
-        assert text.ids is not None
+        mask = text.mask
         angles = rotary_angles(torch.arange(text.ids.shape[1], device=text.ids.device)[:, None], self.head_width)
-        visible = text.mask | ~text.mask.any(1, keepdim=True)  # attention over nothing is not a number
-        x: Tensor = self.embed(text.ids) * text.mask[..., None]
+        visible = mask | ~mask.any(1, keepdim=True)  # attention over nothing is not a number
+        x: Tensor = self.embed(text.ids) * mask[..., None]
         x = x + self.words(x.transpose(1, 2)).transpose(1, 2) + self.place[: x.shape[1]]
         for block in self.blocks:
             x = block(x, visible, angles)
         states = self.norm(x)
-        return TextStates(states, text.mask, pool(states, text.mask))
+        return TextStates(states, mask, pool(states, mask))

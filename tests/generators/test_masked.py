@@ -170,6 +170,11 @@ def test_halton_visits_every_cell_once_and_spreads(grid: tuple[int, ...]) -> Non
         assert max(torch.bincount(rows // 4 * 2 + columns // 4, minlength=4)) <= 6, "sixteen cells, four quarters"
 
 
+def test_a_grid_of_four_axes_is_refused() -> None:
+    with pytest.raises(ValueError, match="4 axes"):
+        halton_order((2, 2, 2, 2))
+
+
 @pytest.mark.parametrize(("steps", "tokens"), [(1, 16), (8, 16), (18, 64), (40, 16)])
 def test_every_step_reveals_and_the_last_one_all(steps: int, tokens: int) -> None:
     counts = [num_revealed(step, steps, tokens) for step in range(steps)]
@@ -195,6 +200,13 @@ def test_a_sample_depends_on_its_own_seed_and_text_alone(order: str) -> None:
         assert torch.equal(alone[0], whole[index])
     assert torch.equal(sample(made["generator"], text, seeds, config), whole)
     assert not torch.equal(sample(made["generator"], text, seeds + 100, config), whole)
+
+
+def test_noise_on_the_confidence_does_not_hang_on_the_guidance_ramp() -> None:
+    made = nets()
+    text, seeds = made["text"](read_bytes(["red"] * 8, 24)), torch.arange(8)
+    still, noisy = (MaskedSampleConfig(steps=5, order="confidence", noise=noise, guidance_ramp=False) for noise in (0.0, 50.0))
+    assert not torch.equal(sample(made["generator"], text, seeds, still), sample(made["generator"], text, seeds, noisy))
 
 
 def test_known_tokens_stay() -> None:

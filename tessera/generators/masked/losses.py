@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor
 
 from tessera.batches import TokenBatch
 from tessera.config import Config
@@ -37,28 +36,28 @@ class MaskedLosses:
         """Hide tokens, take some captions away, guess."""
         dropped = uniform(mix(context.seed, context.step) >> 1, context.positions, 1, stream=TEXT)[:, 0]
         text = encode_text(nets, batch).without(dropped < self.config.text_dropout_prob)
-        return self.guess(nets, batch, text, context.seed, context.step, context.positions)
+        return guess(nets, batch, text, context, context.step, self.config.label_smoothing)
 
     def measure(self, nets: Nets, batch: TokenBatch, context: Context) -> Loss:
         """Validation: the same, with captions, and masks that do not change with the step, so that numbers compare."""
-        return self.guess(nets, batch, encode_text(nets, batch), context.seed, 0, context.positions)
+        return guess(nets, batch, encode_text(nets, batch), context, step=0, smoothing=0.0)
 
-    def guess(self, nets: Nets, batch: TokenBatch, text: TextStates, seed: int, step: int, positions: Tensor) -> Loss:
-        """Sums over hidden tokens of valid samples."""
-        net = nets["generator"]
-        assert isinstance(net, MaskedTransformer)
-        ids = batch.ids.flatten(1)
-        hidden = hide(seed, step, positions, ids.shape[1])
-        features = net(torch.where(hidden, net.mask_id, ids), text)
-        places, real = gather_hidden(hidden, capacity(*ids.shape))
-        weights = real * batch.valid[places // ids.shape[1]]
-        logits, targets = net.logits(features.flatten(0, 1)[places]), net.split(ids.flatten()[places])
-        smooth = self.config.label_smoothing if net.training else 0.0
-        pairs = list(zip(logits, targets, strict=True))
-        losses = [F.cross_entropy(logit, target, reduction="none", label_smoothing=smooth) for logit, target in pairs]
-        right = torch.stack([logit.argmax(-1) == target for logit, target in pairs]).all(0)
-        total = (torch.stack(losses).sum(0) * weights).sum()
-        return Loss(total, weights.sum().float(), {"right": (right * weights).sum().float()})
+
+def guess(nets: Nets, batch: TokenBatch, text: TextStates, context: Context, step: int, smoothing: float) -> Loss:
+    """Sums over hidden tokens of valid samples; `step` draws the masks."""
+    net = nets["generator"]
+    assert isinstance(net, MaskedTransformer)
+    ids = batch.ids.flatten(1)
+    hidden = hide(context.seed, step, context.positions, ids.shape[1])
+    features = net(torch.where(hidden, net.mask_id, ids), text)
+    places, real = gather_hidden(hidden, capacity(*ids.shape))
+    weights = real * batch.valid[places // ids.shape[1]]
+    logits, targets = net.logits(features.flatten(0, 1)[places]), net.split(ids.flatten()[places])
+    pairs = list(zip(logits, targets, strict=True))
+    losses = [F.cross_entropy(logit, target, reduction="none", label_smoothing=smoothing) for logit, target in pairs]
+    right = torch.stack([logit.argmax(-1) == target for logit, target in pairs]).all(0)
+    total = (torch.stack(losses).sum(0) * weights).sum()
+    return Loss(total, weights.sum().float(), {"right": (right * weights).sum().float()})
 
 
 def encode_text(nets: Nets, batch: TokenBatch) -> TextStates:

@@ -77,6 +77,8 @@ class Block(nn.Module):
 class MaskedTransformer(nn.Module):
     """Visible tokens and text in, a distribution for every hidden token out. `vocab_size` itself is the id of a hidden token."""
 
+    angles: Tensor
+
     def __init__(self, config: MaskedConfig, vocab_size: int, grid: Sequence[int], text_width: int) -> None:
         super().__init__()
         width = config.width
@@ -95,8 +97,6 @@ class MaskedTransformer(nn.Module):
             nn.init.normal_(table.weight, std=1 / math.sqrt(len(self.digits)))  # type: ignore[arg-type]
         angles = rotary_angles(grid_coordinates(self.grid), width // config.heads)
         self.register_buffer("angles", angles, persistent=False)
-
-    angles: Tensor
 
     def forward(self, ids: Tensor, text: TextStates) -> Tensor:
         """ids b n, hidden ones `mask_id` -> features b n d, for `logits`."""

@@ -38,6 +38,8 @@ class MaskedSampleConfig(Config):
 def halton_order(grid: Sequence[int]) -> Tensor:
     """The cells of a grid, each far from those before it: the places of a Halton sequence (Besnier et al. 2025)."""
     primes = (2, 3, 5)
+    if len(grid) > len(primes):
+        raise ValueError(f"a grid of {len(grid)} axes; Halton order is defined here for at most {len(primes)}")
     seen: dict[int, None] = {}
     index, size = 1, math.prod(grid)
     while len(seen) < size:
@@ -78,15 +80,15 @@ def sample(
     rank[halton_order(net.grid).to(seeds.device)] = torch.arange(num_tokens, device=seeds.device)
     none = text.without(torch.ones(size, dtype=torch.bool, device=seeds.device)) if negative is None else negative
     for step in range(config.steps):
-        share = (step + 1) / config.steps if config.guidance_ramp else 1.0
-        guidance = 1 + (config.guidance - 1) * share
+        progress = (step + 1) / config.steps
+        guidance = 1 + (config.guidance - 1) * (progress if config.guidance_ramp else 1.0)
         drawn, sure = choose(net, ids, text, none, guidance, seeds, step, config.temperature, smoothing)
         hidden = ids == net.mask_id
         if config.order == "halton":
             score = -rank.double().expand_as(ids)
         else:
             draws = uniform(mix(NOISE, step), seeds, num_tokens).clamp(1e-9, 1 - 1e-7)
-            score = sure - config.noise * (1 - share if config.steps > 1 else 0.0) * (-draws.log()).log()
+            score = sure - config.noise * (1 - progress) * (-draws.log()).log()
         wanted = num_revealed(step, config.steps, num_tokens)
         score = torch.where(hidden, score, math.inf)
         best = score.argsort(dim=1, descending=True, stable=True).argsort(dim=1) < wanted
@@ -103,12 +105,11 @@ def choose(
     Smoothed labels put smoothing / size on every token. Drawn as they are, a tenth of all tokens would be noise, which an order
     that does not ask for confidence never takes back; so tokens that the text does not lift off that floor are left out.
     """
-    both = [join_texts(text, none)] if guidance != 1 else [text]
-    features = net(torch.cat([ids, ids]) if guidance != 1 else ids, both[0])
+    features = net(torch.cat([ids, ids]), join_texts(text, none))
     digits, sure = [], torch.zeros(ids.shape, dtype=torch.float64, device=ids.device)
     for index, logits in enumerate(net.logits(features)):
-        with_text, *without = logits.chunk(2) if guidance != 1 else (logits,)
-        guided = without[0] + guidance * (with_text - without[0]) if without else with_text
+        with_text, without = logits.chunk(2)
+        guided = without + guidance * (with_text - without)
         floor = with_text.softmax(-1) <= 2 * smoothing / logits.shape[-1]
         logs = guided.masked_fill(floor, -math.inf).log_softmax(-1)
         draws = uniform(mix(CHOICE, step, index), seeds, ids.shape[1] * logs.shape[-1]).view(logs.shape)

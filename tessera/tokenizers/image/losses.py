@@ -5,8 +5,7 @@ Every term is a mean over a picture's own values and a sum over pictures, so bat
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from tessera.batches import ImageBatch
 from tessera.config import Config
-from tessera.contracts import Context, Loss, Nets
+from tessera.contracts import Context, Loss, Nets, frozen
 from tessera.nn.perceptual import PerceptualConfig
 from tessera.nn.quantizers import code_use
 from tessera.nn.similarity import psnr, ssim
@@ -168,25 +167,12 @@ def judge_with_slope(critic: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]
     a direction, which the critic computes beside its logits. So no gradient is differentiated: the critic stays compiled, and
     torch's second derivative of a convolution, whose kernel is as large as the picture, is avoided (27 ms for one layer).
     """
-    with frozen(critic):
+    with frozen(critic.parameters()):
         leaf = images.detach().requires_grad_(True)
         slope = slope_of(critic(leaf).flatten(1).mean(1), leaf)
     logits, along = critic(images, slope).flatten(1).chunk(2)
     product = along.mean(1)
     return logits, slope.flatten(1).square().sum(1) + 2 * (product - product.detach())
-
-
-@contextlib.contextmanager
-def frozen(net: nn.Module) -> Iterator[None]:
-    """Without gradients of its parameters."""
-    held = [p for p in net.parameters() if p.requires_grad]
-    for parameter in held:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in held:
-            parameter.requires_grad_(True)
 
 
 def tokenizer_of(nets: Nets) -> ImageTokenizer:
