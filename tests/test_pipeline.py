@@ -29,7 +29,7 @@ from tessera.engine.track import read_metrics
 from tessera.media.images import UnreadableImage
 from tessera.recipes import RECIPES
 from tessera.sampling import session
-from tessera.sampling.stored import load_nets
+from tessera.sampling.session import load
 
 SETS = (
     "engine.device=cpu",
@@ -365,17 +365,17 @@ def test_a_dry_run_writes_nothing_and_foresees_the_disk(folder: Path, tmp_path: 
     run = tessera.train(made)
     written = sum(file.stat().st_size for file in (run / "tokenizer" / "checkpoints" / "step-000003").glob("*.safetensors"))
     assert estimate.disk_bytes == pytest.approx(3 * written, rel=0.3)  # the one kept, best, and the one being written
-    net = load_nets(run, "tokenizer")["tokenizer"]
+    net = load(run, device="cpu").nets["tokenizer"]["tokenizer"]
     assert estimate.parameters["tokenizer"] == sum(p.numel() for p in net.parameters())
 
 
 def test_trained_nets_are_the_averaged_ones(folder: Path, tmp_path: Path) -> None:
     run = tessera.train(config(folder), run=tmp_path / "run")
     saved = load_file(run / "tokenizer" / "checkpoints" / "step-000003" / "ema.safetensors")
-    net = load_nets(run, "tokenizer")["tokenizer"]
+    net = load(run, device="cpu").nets["tokenizer"]["tokenizer"]
     assert all(torch.equal(value, saved[f"tokenizer/{name}"]) for name, value in net.state_dict().items())
     with pytest.raises(UserError, match="no checkpoint called 'oldest'"):
-        load_nets(run, "tokenizer", "oldest")
+        load(run, device="cpu", checkpoint="oldest")
 
 
 def test_the_package_offers_train_resume_and_load_only() -> None:

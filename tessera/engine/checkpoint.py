@@ -117,15 +117,21 @@ def _fill(nets: Mapping[str, nn.Module], tensors: Mapping[str, Tensor], path: Pa
     parts = by_net(tensors)
     for name, net in nets.items():
         found = parts.get(name, {})
-        wrong = set(found) ^ set(net.state_dict())
-        wrong |= {key for key, t in net.state_dict().items() if key in found and found[key].shape != t.shape}
-        if wrong:
+        if wrong := misfits(found, net):
             some = ", ".join(sorted(wrong)[:4])
             raise UserError(
                 f"{path} does not fit net {name!r} of this config: {len(wrong)} tensors differ ({some}); "
                 f"leave the model as it was trained, or pass the stages= that it was trained with"
             )
         net.load_state_dict(cut_like(found, net))
+
+
+def misfits(found: Mapping[str, Tensor], net: nn.Module) -> set[str]:
+    """Names that only one side has, or whose shapes differ."""
+    wanted = net.state_dict()
+    return found.keys() ^ wanted.keys() | {
+        name for name in found.keys() & wanted.keys() if found[name].shape != wanted[name].shape
+    }
 
 
 def read_weights(path: Path) -> dict[str, dict[str, Tensor]]:

@@ -20,6 +20,7 @@ from tessera.engine.checkpoint import (
     digest,
     faults,
     list_checkpoints,
+    misfits,
     newest_valid,
     read_json,
     read_pointer,
@@ -249,23 +250,13 @@ def refuse_damage(folder: Path, names: list[str]) -> None:
 # --- nets
 
 
-def load_nets(path: Path | str, stage: str, checkpoint: str | None = None) -> dict[str, nn.Module]:
-    """The nets of a trained stage that use needs, in eval mode on the CPU; averaged weights where there are any."""
-    stored = open_stored(path, checkpoint)
-    if stage not in stored.stages:
-        raise UserError(f"{path} has no trained stage {stage!r}; it has {', '.join(stored.stages)}")
-    return build_nets(stored.stages[stage])
-
-
 def build_nets(stage: StoredStage) -> dict[str, nn.Module]:
     """Fresh nets, filled. Their first random weights leave torch's generator as it was."""
     with torch.random.fork_rng(devices=[]):
         nets = dict(stage.train.serves())
     for name, net in nets.items():
         found = dict(stage.weights.get(name, {}))
-        wanted = net.state_dict()
-        wrong = set(found) ^ set(wanted) | {key for key in found if key in wanted and found[key].shape != wanted[key].shape}
-        if wrong:
+        if wrong := misfits(found, net):
             raise UserError(
                 f"{stage.folder} does not fit net {name!r} of its config: {len(wrong)} tensors differ "
                 f"({', '.join(sorted(wrong)[:4])}); its nets are {', '.join(stage.weights) or 'none'}. "

@@ -27,7 +27,6 @@ from tessera.engine.validate import eval_mode, validate
 from tessera.recipes import RECIPES
 from tessera.sampling.package import export_run
 from tessera.sampling.session import load
-from tessera.sampling.stored import load_nets
 
 WORLD = World(0, 1, torch.device("cpu"))
 STEPS = 6
@@ -294,8 +293,8 @@ def test_it_can_be_exported_and_opened(recipe: str, name: str, unbroken: dict[st
     for path in (run, model):
         nets = load(path, device="cpu").nets[name]
         assert set(nets) == set(served)
-    saved = load_nets(run, name)
-    for net, module in load_nets(model, name).items():
+    saved = load(run, device="cpu").nets[name]
+    for net, module in load(model, device="cpu").nets[name].items():
         assert all(torch.equal(tensor, saved[net].state_dict()[key]) for key, tensor in module.state_dict().items())
 
 
@@ -308,6 +307,6 @@ def test_a_run_holds_what_was_promised(recipe: str, name: str, unbroken: dict[st
     assert sorted(path.name for path in (run / name / "checkpoints").iterdir() if path.is_dir())[-1] == f"step-{STEPS:06d}"
     assert (run / name / "checkpoints" / "best").read_text().startswith("step-")
     assert {path.stem for path in (run / name / "samples").iterdir()} == {"step-000003", "step-000006"}
-    nets = load_nets(run, name)
+    nets = load(run, device="cpu").nets[name]
     assert all(not net.training for net in nets.values())
     assert all(bool(torch.isfinite(p).all()) and not p.requires_grad for net in nets.values() for p in net.parameters())

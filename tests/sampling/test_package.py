@@ -23,7 +23,6 @@ from tessera.sampling import stored
 from tessera.sampling.card import command_text, commands_until
 from tessera.sampling.package import export_run, without_places
 from tessera.sampling.session import load
-from tessera.sampling.stored import load_nets
 from tests.sampling.conftest import SETS
 
 
@@ -60,7 +59,7 @@ def test_equal_runs_give_equal_bytes(trained: Path, exported: Path, tmp_path: Pa
 def test_the_card_says_where_it_comes_from(trained: Path, exported: Path) -> None:
     card = (exported / "README.md").read_text()
     last = [line for line in read_metrics(trained / "tokenizer" / "metrics.jsonl") if line["kind"] == "valid"][-1]
-    parameters = sum(value.numel() for value in load_nets(exported, "tokenizer")["tokenizer"].parameters())
+    parameters = sum(value.numel() for value in load(exported, device="cpu").nets["tokenizer"]["tokenizer"].parameters())
     for words in (
         "# exported\n",
         'tessera.load("exported")',
