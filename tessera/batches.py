@@ -93,25 +93,50 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
+class TextStates:
+    """Encoded captions: what every encoder puts out, and every generator takes."""
+
+    states: Tensor  # b m c
+    mask: Tensor  # b m bool: which states belong to the caption; none of an empty one
+    pooled: Tensor  # b c; 0 of an empty one
+
+    def without(self, dropped: Tensor) -> TextStates:
+        """The same with some captions (b bool) taken away, as if they were empty."""
+        return replace(self, mask=self.mask & ~dropped[:, None], pooled=self.pooled * ~dropped[:, None])
+
+    def to(self, device: torch.device) -> TextStates:
+        """Moves without waiting; states travel in the type they are stored in, and become fp32."""
+        states, mask, pooled = (part.to(device, non_blocking=True) for part in (self.states, self.mask, self.pooled))
+        return TextStates(states.float(), mask, pooled.float())
+
+    def pin_memory(self) -> TextStates:
+        """Called by the loader's pinning thread."""
+        return TextStates(self.states.pin_memory(), self.mask.pin_memory(), self.pooled.pin_memory())
+
+
+@dataclass(frozen=True, slots=True)
 class TokenBatch:
     """Token grids of one shape, with their captions."""
 
     ids: Tensor  # b ... int64: h w of a picture, t h w of a clip
-    text: Text
+    text: Text | TextStates  # for an encoder that the stage trains, or from a frozen one
     valid: Tensor  # b bool: False where a sample only fills up the last batch of a validation pass
     positions: Tensor  # b int64, stays on the host
     keys: tuple[str, ...]
     captions: tuple[str | None, ...]
+    low: Tensor | None = None  # b ... int64: the same samples on a coarser grid, for super-resolution
     faults: tuple[str, ...] = ()
 
     def to(self, device: torch.device) -> TokenBatch:
         """Moves without waiting; ids travel in the type they are stored in."""
         ids = self.ids.to(device, non_blocking=True).long()
-        return replace(self, ids=ids, text=self.text.to(device), valid=self.valid.to(device, non_blocking=True))
+        low = None if self.low is None else self.low.to(device, non_blocking=True).long()
+        return replace(self, ids=ids, low=low, text=self.text.to(device), valid=self.valid.to(device, non_blocking=True))
 
     def pin_memory(self) -> TokenBatch:
         """Called by the loader's pinning thread."""
-        return replace(self, ids=self.ids.pin_memory(), text=self.text.pin_memory(), valid=self.valid.pin_memory())
+        low = None if self.low is None else self.low.pin_memory()
+        return replace(self, ids=self.ids.pin_memory(), low=low, text=self.text.pin_memory(), valid=self.valid.pin_memory())
 
 
 def to_uint8(images: Tensor) -> Tensor:

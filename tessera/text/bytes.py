@@ -10,11 +10,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from tessera.batches import Text
+from tessera.batches import Text, TextStates
 from tessera.config import Config
 from tessera.nn.attention import EncoderBlock, pool
 from tessera.nn.positions import rotary_angles
-from tessera.text.states import TextStates
 
 
 class ByteTextConfig(Config):

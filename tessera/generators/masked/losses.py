@@ -8,13 +8,12 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from tessera.batches import TokenBatch
+from tessera.batches import TextStates, TokenBatch
 from tessera.config import Config
 from tessera.contracts import Context, Loss, Nets
 from tessera.generators.masked.masking import TEXT, capacity, gather_hidden, hide
 from tessera.generators.masked.model import MaskedTransformer
 from tessera.randomness import mix, uniform
-from tessera.text.states import TextStates
 
 
 class MaskedLossConfig(Config):
@@ -61,7 +60,9 @@ def guess(nets: Nets, batch: TokenBatch, text: TextStates, context: Context, ste
 
 
 def encode_text(nets: Nets, batch: TokenBatch) -> TextStates:
-    """Captions by the stage's own encoder."""
+    """Captions by the stage's own encoder; those of a frozen one come encoded."""
+    if isinstance(batch.text, TextStates):
+        return batch.text
     states = nets["text"](batch.text)
     assert isinstance(states, TextStates)
     return states

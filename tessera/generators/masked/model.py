@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from tessera.batches import TextStates
 from tessera.config import Config
 from tessera.nn.attention import Attention, FeedForward, frequencies_of, linear
 from tessera.nn.positions import grid_coordinates, rotary_angles
-from tessera.text.states import TextStates
 
 LARGE_VOCABULARY = 2**14  # from here on ids are written as two digits
 

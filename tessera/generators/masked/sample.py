@@ -10,10 +10,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from tessera.batches import TextStates
 from tessera.config import Config
 from tessera.generators.masked.model import MaskedTransformer
 from tessera.randomness import mix, uniform
-from tessera.text.states import TextStates
 
 CHOICE, NOISE = 21, 22  # streams of random numbers
 

@@ -1,0 +1,55 @@
+"""The masked generator as the engine sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import Field
+from torch import nn
+
+from tessera.config import Config, OptimConfig
+from tessera.contracts import Best, Stage, Turn
+from tessera.generators.masked.losses import MaskedLossConfig, MaskedLosses
+from tessera.generators.masked.model import Block, MaskedConfig, MaskedTransformer
+
+
+class MaskedStageConfig(Config):
+    """Training of a masked generator."""
+
+    model: MaskedConfig = MaskedConfig()
+    """The transformer."""
+    loss: MaskedLossConfig = MaskedLossConfig()
+    """What is hidden, and how guesses are scored."""
+    optim: OptimConfig = OptimConfig(lr=1e-3, betas=(0.9, 0.98), weight_decay=0.03, warmup_steps=500)
+    """Optimizer of the generator and of the text encoder that is trained with it."""
+    ema_decay: float = Field(0.999, ge=0, lt=1)
+    """Decay of the averaged weights, which are the ones to use."""
+    batch_size: int = Field(256, ge=1)
+    """Samples per update, over all ranks."""
+    steps: int = Field(20_000, ge=1)
+    """Updates."""
+
+
+def build_nets(
+    config: MaskedStageConfig, *, vocab_size: int, grid: Sequence[int], text_width: int, encoder: nn.Module | None = None
+) -> dict[str, nn.Module]:
+    """Fresh nets from torch's current seed: the generator, and the text encoder that is trained with it, if there is one."""
+    nets: dict[str, nn.Module] = {"generator": MaskedTransformer(config.model, vocab_size, grid, text_width)}
+    return nets if encoder is None else {**nets, "text": encoder}
+
+
+def build_stage(config: MaskedStageConfig, nets: dict[str, nn.Module]) -> Stage:
+    """What `build_nets` made, and how it is trained."""
+    losses = MaskedLosses(config.loss)
+    return Stage(
+        nets=nets,
+        averaged=tuple(nets),
+        ema_decay=config.ema_decay,
+        turns=[Turn(name="generator", trains=tuple(nets), loss=losses.turn, max_grad_norm=config.optim.max_grad_norm)],
+        optim=dict.fromkeys(nets, config.optim),
+        best=Best("loss", higher_is_better=False),
+        measure=losses.measure,
+        compiled=(Block,),
+        sharded=(Block,),
+        checkpointed=(Block,),
+    )
