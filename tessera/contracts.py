@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -161,6 +161,14 @@ class Tokenizer(Protocol):
 class Loader(Protocol):
     """Endless batches from a given step on. One item is one step of this rank: its micro-batches, in order."""
 
+    @property
+    def train(self) -> Sized:
+        """The samples to learn from."""
+
+    @property
+    def held_out(self) -> Sized:
+        """The samples of the validation split."""
+
     def batches(self, first_step: int) -> Generator[Sequence[Any], None, None]:
         """Starts anywhere at no cost; the order is a function of the seed. Closing it ends the workers."""
 
@@ -169,6 +177,9 @@ class Loader(Protocol):
 
     def preview(self) -> Any:
         """The fixed samples that previews show; the same on every rank."""
+
+
+def _no_caches(nets: Nets, feed: Any) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +191,30 @@ class Train:
     steps: int
     build: Callable[[], Stage]  # fresh nets, initialised from the seed on the CPU
     serves: Callable[[], Nets]  # fresh nets of those that use needs, which an export holds: no critic, no helper of training
+    feed: Callable[[Any], Loader]  # a data.loader.Feed to the stage's batches
+    needs: Mapping[str, str] = field(default_factory=dict)  # name of a frozen net -> the stage that has trained it
+    prepare: Callable[[Nets, Any], None] = _no_caches  # (needed nets, data.loader.Feed): makes the caches that `feed` reads
+    captioned: bool = False  # learns from captions
+    origin: str | None = None  # OTHER_RUN/STAGE: not trained in this run, but read from there
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """So many samples to draw at once: what a recipe draws is a function of each row alone."""
+
+    captions: Sequence[str | None]
+    seeds: Tensor  # b int64 on the device
+    options: Any  # the recipe's sample section
+    negatives: Sequence[str | None] | None = None  # what guidance pushes away from; None: the empty caption
+    pictures: Tensor | None = None  # b c h w in [-1, 1]: where drawing starts from
+    redraw: Tensor | None = None  # b h w bool with `pictures`: True where something new is drawn
+
+
+Draw = Callable[[Chunk], Tensor]  # b c h w in [-1, 1]
+
+
+def _as_it_is(config: Any, other: Any) -> Any:
+    return config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,3 +226,8 @@ class Recipe:
     config_type: type[Config]
     presets: Mapping[str, Callable[[], Config]]
     steps: Callable[[Any], Sequence[Train]]
+    adopt: Callable[[Any, Callable[[str], Any]], Any] = (
+        _as_it_is  # (config, RUN/STAGE -> its config): takes over what others trained
+    )
+    settle: Callable[[Any, Any], Any] = _as_it_is  # (config, source): the config with what only the data knows
+    opens: Callable[[Any, Mapping[str, Nets], Any], Draw] | None = None  # (config, trained nets by stage, device)

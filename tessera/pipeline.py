@@ -16,22 +16,19 @@ import torch
 
 from tessera.config import Layer, UserError, build, difference, layer_of, nearest, parse_sets, read_yaml
 from tessera.contracts import Stage, Train
-from tessera.data import opening
-from tessera.data.loader import ImageLoader
-from tessera.data.order import Cut
-from tessera.data.sources import Source, StoredImages, as_source
+from tessera.data.sources import Source, StoredImages
 from tessera.engine.checkpoint import newest_valid, point_back, read_json, restore, sweep
 from tessera.engine.dist import World, join, leave
 from tessera.engine.loop import Fit, Job
 from tessera.engine.lost import lost_rank
 from tessera.engine.run import lock, never_started, new_run, write_config, write_environment
 from tessera.engine.signals import StopFlag
-from tessera.engine.state import TrainState, place
+from tessera.engine.state import TrainState
 from tessera.engine.track import Journal
 from tessera.engine.trackers import refuse_missing
-from tessera.randomness import mix, mix_text
 from tessera.recipes import RECIPES, find_recipe
 from tessera.sampling.stored import read_run
+from tessera.staging import build_stage, config_of, fingerprint, make_feed, make_loader, open_source, read_needs, settled
 
 StageBuilders = Mapping[str, Callable[[], Stage]]
 
@@ -116,10 +113,13 @@ def train(
         )
     if isinstance(data, (str, Path)):
         config = build(type(config), [layer_of(config, "config"), Layer.of({"data": {"path": str(data)}}, "data")])
-    config = with_absolute_path(config)
-    trains = pick(RECIPES[config.recipe].steps(config), stage, stages)
+    recipe = RECIPES[config.recipe]
+    config = recipe.adopt(with_absolute_path(config), config_of)
+    pick(recipe.steps(config), stage, stages)  # a wrong name is said before any file is read
     with session(config) as (world, stop):
         source = open_source(config, data)
+        config = settled(config, source, pick(recipe.steps(config), stage))
+        trains = pick(recipe.steps(config), stage, stages)
         refuse_inside(source, Path(run) if run else Path("runs"))
         made = world.together(lambda: new_run(config.recipe, Path(run) if run else None) if world.main else None)
         folder = world.gather(made)[0]
@@ -162,9 +162,9 @@ def resume(run: Path | str, *, sets: Sequence[str] = (), data: Any = None, stage
             f"{config.data.path}, the data of this run, is not there any more; if it has moved: "
             f"tessera resume {shlex.quote(str(folder))} --set data.path=NEW"
         )
-    trains = pick(recipe.steps(config), None, stages)
     with session(config) as (world, stop):
         source = open_source(config, data)
+        trains = pick(recipe.steps(config), None, stages)
         pairs = {
             key: [list(v) if isinstance(v, tuple) else v for v in pair] for key, *pair in changes
         }  # as config files write it
@@ -205,18 +205,6 @@ def session(config: Any) -> Iterator[tuple[World, StopFlag]]:
             torch.use_deterministic_algorithms(False)
 
 
-def open_source(config: Any, data: Any = None) -> Source:
-    """The user's folder, or the dataset that was passed in."""
-    if data is not None and not isinstance(data, (str, Path)):
-        return as_source(data, channels=config.data.channels, background=config.data.background)
-    if config.data.path is None:
-        raise UserError(
-            "no data: give a folder with --data PATH, or data.path in the file; `tessera data synth shapes` makes one "
-            "(a run on a Python dataset resumes with tessera.resume(run, data=dataset))"
-        )
-    return opening.open_source(config.data.path, config.data)
-
-
 def _train_all(
     folder: Path, config: Any, trains: Sequence[Train], source: Source, world: World, stop: StopFlag, changes: Sequence[str] = ()
 ) -> None:
@@ -254,12 +242,16 @@ def describe(source: Source) -> Iterator[str]:
 def train_stage(folder: Path, config: Any, train: Train, source: Source, world: World, stop: StopFlag, journal: Journal) -> None:
     """One stage, from its newest valid checkpoint or from the start."""
     home = folder / train.name
-    stage, state, loader = prepare_stage(config, train, source, world)
+    if train.origin is not None:
+        journal.say(f"{train.name}: taken from {train.origin}")
+        return
+    given = world.together(lambda: read_needs(folder, config, train))
+    stage, state = build_stage(config, train, given, world)
     facts = {
         "stage": train.name,
         "batch_size": train.batch_size,
         "world_size": world.size,
-        "data": fingerprint(source, loader),
+        "data": fingerprint(source, config.data.validation_fraction),
         "num_captioned": sum(source.caption(index) is not None for index in range(len(source))),  # for the model card
         "needs": dict(stage.needs),
         "config": config.model_dump(mode="json"),
@@ -275,6 +267,8 @@ def train_stage(folder: Path, config: Any, train: Train, source: Source, world: 
     for turn in stage.turns:
         if turn.start >= train.steps:
             journal.say(f"{train.name}: turn {turn.name} starts at step {turn.start}, so in {train.steps} steps it never trains")
+    feed = make_feed(config, train, source, world, folder / "cache", stage.needs, journal)
+    loader = make_loader(train, given, feed)
     job = Job(
         train.name, stage, loader, train.steps, train.batch_size, home, config.engine, facts, resumed,
         num_samples=len(loader.train), corrupt_budget=config.data.corrupt_budget,
@@ -282,34 +276,6 @@ def train_stage(folder: Path, config: Any, train: Train, source: Source, world: 
     if not len(loader.held_out):
         journal.say(f"{train.name}: no sample falls into the validation split, so there is no validation and no best")
     Fit(job, state, world, journal, stop).run()
-
-
-def prepare_stage(config: Any, train: Train, source: Source, world: World) -> tuple[Stage, TrainState, ImageLoader]:
-    """Nets initialised on the CPU from the seed, so that they are equal on every rank and at every layout."""
-    if train.batch_size < world.size:
-        raise UserError(f"{train.name}.batch_size {train.batch_size} is smaller than the number of ranks {world.size}; raise it")
-    torch.manual_seed(mix(config.seed, mix_text(train.name)) >> 1)
-    stage = train.build()
-    state = place(stage, config.seed, config.engine, world.device)
-    cut = Cut(train.batch_size, config.engine.micro_batch_size, world.rank, world.size)
-    loader = ImageLoader(
-        source,
-        config.data,
-        cut,
-        seed=config.seed,
-        device=world.device,
-        validation_samples=config.engine.validation_samples,
-        preview_samples=config.engine.preview_samples,
-    )
-    return stage, state, loader
-
-
-def fingerprint(source: Source, loader: ImageLoader) -> dict[str, Any]:
-    """Says whether the data is still the same: how many samples, and a hash over the keys in order."""
-    mixed = 0
-    for index in range(len(source)):
-        mixed = mix(mixed, mix_text(source.key(index)))
-    return {"num_samples": len(source), "num_train": len(loader.train), "keys": f"{mixed:016x}"}
 
 
 def _resume_state(

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
+import tempfile
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from tessera.batches import ImageBatch
 from tessera.config import UserError
-from tessera.contracts import Train
-from tessera.data.sources import Source
+from tessera.contracts import Loader, Stage, Train
+from tessera.data.sources import Source, split_indices
 from tessera.engine.checkpoint import sizes
 from tessera.engine.clock import peak_bytes
 from tessera.engine.dist import World
+from tessera.engine.state import TrainState
 from tessera.engine.step import Setting, train_step
-from tessera.pipeline import StageBuilders, open_source, pick, prepare_stage, session
+from tessera.engine.track import Journal
+from tessera.media.images import Pixels
+from tessera.pipeline import StageBuilders, pick, session
 from tessera.recipes import RECIPES
+from tessera.staging import Needed, build_stage, make_feed, make_loader, open_source, settled
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +42,57 @@ def dry_run(config: Any, *, data: Any = None, stage: str | None = None, stages: 
     """One real step of each stage on the user's data, as its last step will be; writes nothing."""
     with session(config) as (world, _):
         source = open_source(config, data)
+        config = settled(config, source, pick(RECIPES[config.recipe].steps(config), stage))
         trains = pick(RECIPES[config.recipe].steps(config), stage, stages)
-        return [_try(config, train, source, world) for train in trains]
+        return [_try(config, train, source, world) for train in trains if train.origin is None]
+
+
+class Few:
+    """The first training samples of a source, as many as one step takes."""
+
+    def __init__(self, source: Source, validation_fraction: float, most: int) -> None:
+        self.source, self.indices = source, split_indices(source, validation_fraction)[0][:most]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def key(self, index: int) -> str:
+        return self.source.key(int(self.indices[index]))
+
+    def group(self, index: int) -> str:
+        return self.source.group(int(self.indices[index]))
+
+    def caption(self, index: int) -> str | None:
+        return self.source.caption(int(self.indices[index]))
+
+    def read(self, index: int) -> Pixels:
+        return self.source.read(int(self.indices[index]))
+
+
+def few_batches(config: Any, train: Train, source: Source, world: World, folder: Path) -> tuple[Stage, TrainState, Loader]:
+    """A stage with its caches of a few samples. Nets of earlier stages are fresh ones: they cost what trained ones do."""
+    others = {other.name: other for other in RECIPES[config.recipe].steps(config)}
+    fresh = {net: next(iter(others[name].serves().values())).to(world.device) for net, name in train.needs.items()}
+    given = {net: Needed(train.needs[net], "untrained", 0, module) for net, module in fresh.items()}
+    stage, state = build_stage(config, train, given, world)
+    all_of_them = config.model_copy(update={"data": config.data.model_copy(update={"validation_fraction": 0.0})})
+    few = Few(source, config.data.validation_fraction, train.batch_size)
+    feed = make_feed(all_of_them, train, few, world, folder, stage.needs, Journal(folder / "log.txt", speaks=False))
+    return stage, state, make_loader(train, given, feed)
 
 
 def _try(config: Any, train: Train, source: Source, world: World) -> Estimate:
-    stage, state, loader = prepare_stage(config, train, source, world)
+    with tempfile.TemporaryDirectory() as folder:
+        stage, state, loader = few_batches(config, train, source, world, Path(folder))
+        return _measure(config, train, stage, state, loader, world)
+
+
+def _measure(config: Any, train: Train, stage: Stage, state: TrainState, loader: Loader, world: World) -> Estimate:
     setting = Setting.of(world, train.steps, config.engine)
     state.step = train.steps - 1  # the last step: every turn that ever starts takes part by then
     batches = loader.batches(0)
     try:
-        micro_batches: list[ImageBatch] = [batch.to(world.device) for batch in next(batches)]
+        micro_batches = [batch.to(world.device) for batch in next(batches)]
         faults = tuple(fault for batch in micro_batches for fault in batch.faults)
         seconds = []
         for _ in range(3):  # the first one compiles and warms up

@@ -14,7 +14,7 @@ ROOT = Path(tessera.__file__).parent
 BASE = ("contracts", "batches", "config")
 ALL_BUT_CLI = (
     *BASE, "media", "nn", "text", "data", "tokenizers", "generators", "recipes", "engine", "sampling", "evals", "bench",
-    "pipeline", "rehearsal", "demo", "doctor",
+    "pipeline", "staging", "rehearsal", "demo", "doctor",
 )  # fmt: skip
 
 # room -> what it may import besides itself. `engine.dist` is one module of a room, `engine` all of them.
@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "sampling": ("recipes", "text", "media", "engine.checkpoint", *BASE),
     "evals": ("sampling", "recipes", "data", "text", "nn", "engine", "media", *BASE),
     "bench": ALL_BUT_CLI,
+    "staging": ALL_BUT_CLI,
     "pipeline": ALL_BUT_CLI,
     "rehearsal": ALL_BUT_CLI,
     "demo": ALL_BUT_CLI,

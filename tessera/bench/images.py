@@ -23,7 +23,7 @@ from tessera.engine.state import place
 from tessera.engine.step import Setting, train_step
 from tessera.nn.perceptual import VGG16Distance
 from tessera.nn.quantizers import FSQConfig
-from tessera.recipes.muse import small
+from tessera.recipes.muse.config import small
 from tessera.tokenizers.image.critic import CriticConfig, PenaltyConfig
 from tessera.tokenizers.image.losses import ImageLossConfig
 from tessera.tokenizers.image.model import ImageTokenizer, ImageTokenizerConfig

@@ -40,6 +40,10 @@ class DataConfig(Config):
     corrupt_budget: float = Field(0.01, ge=0.0, le=1.0)
     """Share of the samples that may turn out unreadable in training. Each is replaced by another and named in the log;
     past this share the run stops with its state saved. 0 stops at the first."""
+    uncaptioned_budget: float = Field(0.1, ge=0.0, le=1.0)
+    """Share of the samples that may lack a caption where a stage learns from captions; more stop the run before it starts."""
+    views: int = Field(8, ge=1, le=256)
+    """With random crops or mirror images: how many of a picture are turned into tokens, the centre among them."""
     workers: int = Field(2, ge=0, le=256)
     """Processes that read and decode; 0 reads in the training process."""
     prefetch: int = Field(4, ge=1, le=64)

@@ -10,7 +10,7 @@ import functools
 import hashlib
 import posixpath
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,9 @@ class ArrayStacks(StoredImages):
             _files=StringTable(files),
             _starts=np.cumsum([0, *lengths], dtype=np.int64),
         )
+
+    def files(self) -> Iterator[Path]:
+        return (self.root / self._files[index] for index in range(len(self._files)))
 
     def name(self, index: int) -> str:
         file, place = self._place(index)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import atexit
 import signal
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from tessera.batches import ImageBatch
+from tessera.batches import ImageBatch, TokenBatch
 from tessera.config import DataConfig, UserError
 from tessera.data.draws import drawn_caption, mirrors
 from tessera.data.order import Cut, Indices, Order
@@ -38,28 +40,85 @@ class Item:
     fault: str = ""  # path and reason of the sample that belongs here, where it could not be read
 
 
-class ImageLoader:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feed:
+    """What a stage's loader and its caches are made from."""
+
+    source: Source
+    config: DataConfig
+    cut: Cut
+    seed: int
+    device: torch.device
+    validation_samples: int
+    preview_samples: int
+    caches: Path  # the folder of the run's caches
+    needs: Mapping[str, str] = field(default_factory=dict)  # stage -> hash of its weights that this stage reads
+    say: Callable[[str], None] = print  # one line for the user
+    show: Callable[[str], None] = print  # one line of progress, which the next may replace
+    wait: Callable[[], None] = lambda: None  # until every rank is here
+
+
+class Readable(Protocol):
+    """What the loader needs to know of an item."""
+
+    @property
+    def readable(self) -> bool: ...
+    @property
+    def fault(self) -> str: ...
+
+
+I = TypeVar("I", bound=Readable)  # noqa: E741 (an item)
+B = TypeVar("B", ImageBatch, TokenBatch)
+
+
+class Samples(Dataset[I], ABC):
+    """Stream position -> item. Runs in the workers; everything it draws is a function of seed, epoch and key."""
+
+    def __init__(self, source: Source, indices: Indices, seed: int) -> None:
+        self.source, self.indices, self.seed = source, indices, seed
+        self.order = Order(len(indices), seed)
+
+    @abstractmethod
+    def item(self, index: int, position: int, draw: int | None) -> I:
+        """A sample of the source; without a draw as in validation."""
+
+    def __getitem__(self, position: int) -> I:
+        """The sample of a position; if it cannot be read, others drawn for that position, so that no batch is ever smaller."""
+        epoch, place = self.order.locate(position)
+        first = item = self._drawn(place, epoch, position)
+        for attempt in range(MOST_TRIES):
+            if item.readable:
+                break
+            item = self._drawn(mix(self.seed, position, attempt, _REPLACEMENT) % len(self.indices), epoch, position)
+        return replace(item, fault=first.fault) if first.fault else item  # type: ignore[type-var]  # items are dataclasses
+
+    def _drawn(self, place: int, epoch: int, position: int) -> I:
+        index = int(self.indices[place])
+        return self.item(index, position, mix(self.seed, epoch, mix_text(self.source.key(index))))
+
+
+class SampleLoader(Generic[I, B]):
     """Training, validation and preview batches of one source. The contract is `contracts.Loader`."""
 
     def __init__(
-        self, source: Source, config: DataConfig, cut: Cut, *, seed: int, device: torch.device,
-        validation_samples: int, preview_samples: int,
+        self, samples: Samples[I], collate: Callable[[Sequence[I]], B], held_out: Indices, config: DataConfig, cut: Cut, *,
+        device: torch.device, validation_samples: int, preview_samples: int,
     ) -> None:  # fmt: skip
-        train, validation = split_indices(source, config.validation_fraction)
-        if len(train) == 0:
+        if len(samples.indices) == 0:
             raise UserError(
-                f"{len(source)} samples, and all of them fall into the validation split; "
+                f"{len(samples.source)} samples, and all of them fall into the validation split; "
                 f"lower data.validation_fraction (now {config.validation_fraction}), or bring more files"
             )
-        self.source, self.config, self.cut, self.device = source, config, cut, device
-        self.train, self.held_out = train, _shuffled(validation, seed)
-        self.samples = Prepared(source, config, train, seed)
+        self.collate: Callable[[Sequence[I]], B] = collate
+        self.source, self.samples, self.config, self.cut, self.device = samples.source, samples, config, cut, device
+        self.train, self.held_out = samples.indices, _shuffled(held_out, samples.seed)
         self.validation_samples, self.preview_samples = validation_samples, preview_samples
 
-    def batches(self, first_step: int) -> Generator[Sequence[ImageBatch], None, None]:
+    def batches(self, first_step: int) -> Generator[Sequence[B], None, None]:
         """Endless steps of this rank's micro-batches, prefetched by workers."""
         num_micro = len(self.cut.micro_batches(first_step))
-        stream = iter(self._dataloader(first_step))
+        order = _Sampler(self.cut, first_step)
+        stream = iter(make_dataloader(self.samples, order, self.collate, self.config, self.device))
         leave = partial(end_workers, stream)
         atexit.register(leave)  # an open stream: at its end Python would wait for workers that ignore its signal
         try:
@@ -71,7 +130,7 @@ class ImageLoader:
             atexit.unregister(leave)
             leave()
 
-    def validation(self) -> Sequence[ImageBatch]:
+    def validation(self) -> Sequence[B]:
         """This rank's share of the held-out samples, padded so that every rank has equally many batches."""
         picked = self.held_out[: self.validation_samples]
         if len(picked) == 0:
@@ -82,52 +141,67 @@ class ImageLoader:
         slots = np.arange(num_batches * size * self.cut.world_size).reshape(num_batches, self.cut.world_size, size)
         return [self._fixed_batch(picked, mine) for mine in slots[:, self.cut.rank]]
 
-    def preview(self) -> ImageBatch:
+    def preview(self) -> B:
         """The first held-out samples, or training ones where nothing was held out."""
         picked = self.held_out if len(self.held_out) else self.train
         return self._fixed_batch(picked, np.arange(min(self.preview_samples, len(picked))))
 
-    def _fixed_batch(self, picked: Indices, slots: Indices) -> ImageBatch:
-        items = [prepare(self.source, self.config, int(picked[slot % len(picked)]), int(slot)) for slot in slots]
-        batch = collate(items)
+    def _fixed_batch(self, picked: Indices, slots: Indices) -> B:
+        batch = self.collate([self.samples.item(int(picked[slot % len(picked)]), int(slot), None) for slot in slots])
         return replace(batch, valid=batch.valid & torch.from_numpy(slots < len(picked)))
 
-    def _dataloader(self, first_step: int) -> DataLoader[Item]:
-        workers = self.config.workers
-        return DataLoader(
-            self.samples,
-            batch_sampler=_Sampler(self.cut, first_step),
-            num_workers=workers,
-            collate_fn=collate,
-            pin_memory=self.device.type == "cuda",
-            timeout=WORKER_TIMEOUT_S if workers else 0,
-            prefetch_factor=self.config.prefetch if workers else None,
-            worker_init_fn=ignore_signals if workers else None,
-            # Forking a process that has threads and a CUDA context is a gamble; without CUDA it is quick and safe enough.
-            multiprocessing_context=("forkserver" if self.device.type == "cuda" else "fork") if workers else None,
-        )
 
-
-class Prepared(Dataset[Item]):
-    """Stream position -> prepared picture. Runs in the workers; everything it draws is a function of seed, epoch and key."""
+class Prepared(Samples[Item]):
+    """Pictures, read and cut."""
 
     def __init__(self, source: Source, config: DataConfig, indices: Indices, seed: int) -> None:
-        self.source, self.config, self.indices, self.seed = source, config, indices, seed
-        self.order = Order(len(indices), seed)
+        super().__init__(source, indices, seed)
+        self.config = config
 
-    def __getitem__(self, position: int) -> Item:
-        """The sample of a position; if it cannot be read, others drawn for that position, so that no batch is ever smaller."""
-        epoch, place = self.order.locate(position)
-        first = item = self._prepare(place, epoch, position)
-        for attempt in range(MOST_TRIES):
-            if item.readable:
-                break
-            item = self._prepare(mix(self.seed, position, attempt, _REPLACEMENT) % len(self.indices), epoch, position)
-        return replace(item, fault=first.fault)
+    def item(self, index: int, position: int, draw: int | None) -> Item:
+        """One picture."""
+        return prepare(self.source, self.config, index, position, draw)
 
-    def _prepare(self, place: int, epoch: int, position: int) -> Item:
-        index = int(self.indices[place])
-        return prepare(self.source, self.config, index, position, draw=mix(self.seed, epoch, mix_text(self.source.key(index))))
+
+class ImageLoader(SampleLoader[Item, ImageBatch]):
+    """Batches of pictures."""
+
+    def __init__(
+        self, source: Source, config: DataConfig, cut: Cut, *, seed: int, device: torch.device,
+        validation_samples: int, preview_samples: int,
+    ) -> None:  # fmt: skip
+        train, held_out = split_indices(source, config.validation_fraction)
+        super().__init__(
+            Prepared(source, config, train, seed), collate, held_out, config, cut,
+            device=device, validation_samples=validation_samples, preview_samples=preview_samples,
+        )  # fmt: skip
+
+    @classmethod
+    def of(cls, feed: Feed) -> ImageLoader:
+        """For a stage that learns from pictures."""
+        return cls(
+            feed.source, feed.config, feed.cut, seed=feed.seed, device=feed.device,
+            validation_samples=feed.validation_samples, preview_samples=feed.preview_samples,
+        )  # fmt: skip
+
+
+def make_dataloader(
+    samples: Dataset[Any], order: Iterable[list[int]], collate: Callable[[Any], Any], config: DataConfig, device: torch.device
+) -> DataLoader[Any]:
+    """Worker processes that make one batch for each list of the order."""
+    workers = config.workers
+    return DataLoader(
+        samples,
+        batch_sampler=order,
+        num_workers=workers,
+        collate_fn=collate,
+        pin_memory=device.type == "cuda",
+        timeout=WORKER_TIMEOUT_S if workers else 0,
+        prefetch_factor=config.prefetch if workers else None,
+        worker_init_fn=ignore_signals if workers else None,
+        # Forking a process that has threads and a CUDA context is a gamble; without CUDA it is quick and safe enough.
+        multiprocessing_context=("forkserver" if device.type == "cuda" else "fork") if workers else None,
+    )
 
 
 def prepare(source: Source, config: DataConfig, index: int, position: int, draw: int | None = None) -> Item:
@@ -140,15 +214,18 @@ def prepare(source: Source, config: DataConfig, index: int, position: int, draw:
         blank = np.zeros((config.resolution, config.resolution, config.channels), np.uint8)
         fault = f"{key}: {error}" if isinstance(error, OSError) else str(error)
         return Item(key, caption, position, blank, readable=False, fault=fault)
+    return Item(key, caption, position, frame(image, config, captions, draw))
+
+
+def frame(image: Pixels, config: DataConfig, captions: Sequence[str], draw: int | None) -> Pixels:
+    """The square of a picture that a draw decides, at the resolution, perhaps mirrored."""
     crop_x = crop_y = 0.5
     zoom = 1.0
     if draw is not None and config.crop == "random":
         crop_x, crop_y = fraction(mix(draw, 1)), fraction(mix(draw, 2))
         zoom = 1 + (config.zoom - 1) * fraction(mix(draw, 3))
     image = fit(image, config.resolution, crop_x=crop_x, crop_y=crop_y, zoom=zoom)
-    if mirrors(config.flip, captions, draw):
-        image = image[:, ::-1]
-    return Item(key, caption, position, image)
+    return image[:, ::-1] if mirrors(config.flip, captions, draw) else image
 
 
 def collate(items: Sequence[Item]) -> ImageBatch:

@@ -71,6 +71,9 @@ class TarShards(StoredImages):
             _members=StringTable(entry.member for _, entry in found),
         )
 
+    def files(self) -> Iterator[Path]:
+        return (self.root / self._shards[index] for index in range(len(self._shards)))
+
     def name(self, index: int) -> str:
         return posixpath.join(self._shards[int(self._shard[index])], self._members[index])
 

@@ -13,8 +13,8 @@ import operator
 import posixpath
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
@@ -167,6 +167,24 @@ class StoredImages(ABC):
         reading = self.reading
         return read_image(file, channels=reading.channels, background=reading.background, min_side=reading.min_side)
 
+    def reading_at(self, side: int) -> Self:
+        """The same source, read so that pictures keep at least so many pixels a side."""
+        if self.reading.min_side is None or self.reading.min_side >= side:
+            return self
+        return replace(self, reading=replace(self.reading, min_side=side))
+
+    def stamp(self) -> str:
+        """Changes when a file does: sizes and times of all of them."""
+        known = hashlib.sha256()
+        for path in self.files():
+            status = path.stat()
+            known.update(f"{status.st_size} {status.st_mtime_ns} ".encode())
+        return known.hexdigest()
+
+    @abstractmethod
+    def files(self) -> Iterator[Path]:
+        """The files that hold the pictures."""
+
     @abstractmethod
     def name(self, index: int) -> str:
         """Where the picture lies, below the root."""
@@ -218,6 +236,9 @@ class ImageFolder(StoredImages):
 
     def path(self, index: int) -> Path:
         return self.root / self._paths[index]
+
+    def files(self) -> Iterator[Path]:
+        return (self.path(index) for index in range(len(self)))
 
     def name(self, index: int) -> str:
         return self._paths[index]

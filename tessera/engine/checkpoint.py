@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -205,6 +205,24 @@ def list_checkpoints(folder: Path) -> list[Path]:
     """Checkpoint folders, oldest first."""
     found = [(int(match[1]), path) for path in folder.glob("step-*") if (match := _STEP.fullmatch(path.name))]
     return [path for _, path in sorted(found)]
+
+
+def hashes_of(path: Path) -> set[str]:
+    """Every hash by which a manifest may refer to a checkpoint: of its manifest, and of each of its files."""
+    try:
+        files = read_json(path / "manifest.json").get("files")
+    except (OSError, UserError):  # a damaged one is nobody's
+        return set()
+    known = [entry.get("sha256") for entry in files.values() if isinstance(entry, dict)] if isinstance(files, dict) else []
+    return {digest(path / "manifest.json"), *(value for value in known if isinstance(value, str))}
+
+
+def weights_hash(path: Path) -> str:
+    """The hash of the weights that use reads: of the averages, or of the trained weights where nothing is averaged."""
+    files = read_json(path / "manifest.json")["files"]
+    with safe_open(path / "ema.safetensors", framework="pt") as file:
+        averaged = bool(list(file.keys()))
+    return str(files["ema.safetensors" if averaged else "model.safetensors"]["sha256"])
 
 
 def step_name(step: int) -> str:

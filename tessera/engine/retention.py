@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tessera.config import UserError
-from tessera.engine.checkpoint import digest, list_checkpoints, read_json
+from tessera.engine.checkpoint import hashes_of, list_checkpoints, read_json
 
 
 def needed_elsewhere(folder: Path) -> set[str]:
@@ -21,13 +21,6 @@ def needed_elsewhere(folder: Path) -> set[str]:
         value for manifest in _manifests_beside(folder) for value in _values(manifest.get("needs")) if isinstance(value, str)
     }
     return pinned | {path.name for path in list_checkpoints(folder) if hashes & hashes_of(path)} if hashes else pinned
-
-
-def hashes_of(path: Path) -> set[str]:
-    """Every hash by which a manifest may refer to a checkpoint: of its manifest, and of each of its files."""
-    manifest = _read(path)
-    files = [entry.get("sha256") for entry in _values(manifest.get("files")) if isinstance(entry, dict)]
-    return {digest(path / "manifest.json"), *(value for value in files if isinstance(value, str))} if manifest else set()
 
 
 def _manifests_beside(folder: Path) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from tessera.engine.checkpoint import (
     by_net,
     digest,
     faults,
+    hashes_of,
     list_checkpoints,
     misfits,
     newest_valid,
@@ -27,6 +28,7 @@ from tessera.engine.checkpoint import (
     read_tensors,
     read_weights,
     step_name,
+    weights_hash,
 )  # fmt: skip
 from tessera.recipes import find_recipe
 
@@ -46,6 +48,7 @@ class StoredStage:
     step: int
     weights: Weights
     averaged: frozenset[str]  # the nets whose weights are averages
+    hash: str  # of the file of those weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +98,69 @@ def read_run(folder: Path) -> tuple[Recipe, Layer]:
 
 
 def open_run(folder: Path, checkpoint: str = "latest") -> Stored:
-    """A run, also while it is being trained; nothing is written or locked."""
+    """A run, also while it is being trained; nothing is written or locked.
+
+    `checkpoint` is that of the last trained stage. Of an earlier one it is what later ones were trained on, else the newest.
+    """
     recipe, saved = read_run(folder)
     current = build(recipe.config_type, [saved])
-    stages = {}
-    for train in recipe.steps(current):
-        home = folder / train.name / "checkpoints"
-        if list_checkpoints(home):
-            stages[train.name] = _read_checkpoint(home, recipe, current, train.name, checkpoint)
-    if not stages:
+    trains = {train.name: train for train in recipe.steps(current)}
+    trained = [name for name, train in trains.items() if has_weights(folder, train)]
+    if not trained:
         raise UserError(f"{folder} holds no checkpoint yet; train it first: tessera resume {folder}")
-    return Stored(folder, recipe, list(stages.values())[-1].config, stages)
+    stages = {}
+    for name in trained:
+        wanted = needed_by_others(folder, trains, name)
+        stages[name] = read_stage(
+            folder, recipe, current, trains[name], wanted or (checkpoint if name == trained[-1] else "latest")
+        )
+    return Stored(folder, recipe, stages[trained[-1]].config, stages)
+
+
+def home_of(run: Path, train: Train) -> Path:
+    """Where the checkpoints of a stage lie."""
+    return (run / train.name if train.origin is None else Path(train.origin)) / "checkpoints"
+
+
+def has_weights(run: Path, train: Train) -> bool:
+    """Whether a stage has been trained, here or where it is taken from."""
+    return bool(list_checkpoints(home_of(run, train))) or is_exported(train)
+
+
+def is_exported(train: Train) -> bool:
+    """Whether a stage is taken from an export, which has no checkpoints."""
+    return train.origin is not None and (Path(train.origin) / "model.safetensors").is_file()
+
+
+def read_stage(run: Path, recipe: Recipe, current: Any, train: Train, wanted: str = "latest") -> StoredStage:
+    """A trained stage of a run: of a checkpoint's name or of the hash of its weights."""
+    if is_exported(train):
+        origin = Path(str(train.origin))
+        return open_export(origin.parent).stages[origin.name]
+    home, name = home_of(run, train), train.name
+    if train.origin is not None:
+        name = home.parent.name
+        recipe, saved = read_run(home.parents[1])
+        current = build(recipe.config_type, [saved])
+    if re.fullmatch("[0-9a-f]{64}", wanted):
+        fitting = [path.name for path in list_checkpoints(home) if wanted in hashes_of(path)]
+        if not fitting:
+            raise UserError(
+                f"{home} no longer holds the checkpoint on which other stages of this run were trained (weights {wanted[:12]}); "
+                f"put it back, or train those stages anew in a new run"
+            )
+        wanted = fitting[-1]
+    return _read_checkpoint(home, recipe, current, name, wanted)
+
+
+def needed_by_others(run: Path, trains: Mapping[str, Train], name: str) -> str | None:
+    """The hash of a stage's weights that another stage of the run was trained on, if one was; of the earliest such stage."""
+    for other in trains.values():
+        path = newest_valid(home_of(run, other))[0] if name in other.needs.values() and other.origin is None else None
+        known = read_json(path / "manifest.json").get("needs") if path is not None else None
+        if isinstance(known, dict) and isinstance(known.get(name), str):
+            return str(known[name])
+    return None
 
 
 def _read_checkpoint(home: Path, recipe: Recipe, current: Any, name: str, checkpoint: str) -> StoredStage:
@@ -121,7 +176,7 @@ def _read_checkpoint(home: Path, recipe: Recipe, current: Any, name: str, checkp
                 raise
         else:
             step = int(folder.name.removeprefix("step-"))
-            return StoredStage(stage_of(recipe, config, name), config, folder, step, weights, averaged)
+            return StoredStage(stage_of(recipe, config, name), config, folder, step, weights, averaged, weights_hash(folder))
     raise UserError(f"{home}: each checkpoint was deleted while it was read; raise engine.keep_checkpoints, or try again")
 
 
@@ -210,7 +265,8 @@ def _is_stage(name: str, facts: Any) -> bool:
 
 def _read_stage(folder: Path, recipe: Recipe, config: Any, facts: Mapping[str, Any]) -> StoredStage:
     weights, averaged = by_net(read_tensors(folder / "model.safetensors")), frozenset(map(str, facts["averaged"]))
-    return StoredStage(stage_of(recipe, config, folder.name), config, folder, facts["step"], weights, averaged)
+    hashed = digest(folder / "model.safetensors")
+    return StoredStage(stage_of(recipe, config, folder.name), config, folder, facts["step"], weights, averaged, hashed)
 
 
 def refuse_newer(path: Path, facts: Mapping[str, Any]) -> None:

@@ -1,27 +1,57 @@
-"""Muse: text to image by masked tokens. So far its first stage, the image tokenizer."""
+"""The root config of the recipe, and its presets."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import Field, model_validator
-from torch import Tensor
 
-from tessera.batches import ImageBatch, to_uint8
 from tessera.config import Config, DataConfig, EngineConfig, OptimConfig
-from tessera.contracts import Context, Nets, Preview, Recipe, Stage, Train
-from tessera.media.images import encode_png
-from tessera.media.sheets import sheet
-from tessera.nn.perceptual import load_vgg16
-from tessera.nn.quantizers import FSQConfig
-from tessera.nn.similarity import psnr
+from tessera.generators.masked.sample import MaskedSampleConfig
+from tessera.generators.masked.stage import MaskedStageConfig
+from tessera.nn.quantizers import FSQConfig, ResidualConfig
+from tessera.text.bytes import ByteTextConfig
 from tessera.tokenizers.image.critic import CriticConfig
-from tessera.tokenizers.image.model import ImageTokenizer, ImageTokenizerConfig
-from tessera.tokenizers.image.stage import ImageTokenizerStageConfig, build_stage
+from tessera.tokenizers.image.model import ImageTokenizerConfig
+from tessera.tokenizers.image.stage import ImageTokenizerStageConfig
+
+
+class NeedsConfig(Config):
+    """What a stage reads of other stages."""
+
+    tokenizer: str | None = None
+    """RUN/tokenizer of another run or export, to use instead of training one in this run."""
+
+
+class BaseConfig(MaskedStageConfig):
+    """Training of the generator."""
+
+    needs: NeedsConfig = NeedsConfig()
+    """Where its tokens come from."""
+
+
+class SuperresConfig(MaskedStageConfig):
+    """Training of the second generator, which draws a finer grid from a coarse one."""
+
+    resolution: int = Field(128, ge=16)
+    """Height and width of its pictures in pixels."""
+    needs: NeedsConfig = NeedsConfig()
+    """Where the tokens of its own grid come from; by default the same tokenizer."""
+    tokenizer: ImageTokenizerConfig | None = None
+    """The tokenizer that `needs.tokenizer` names; filled in from there."""
+
+
+class MuseSampleConfig(MaskedSampleConfig):
+    """How pictures are drawn; each value can be changed per call."""
+
+    superres: MaskedSampleConfig = MaskedSampleConfig(steps=8, guidance=1.0)
+    """The second generator, where there is one."""
+    variation: float = Field(0.6, gt=0, le=1)
+    """With a picture and no mask: the share of its tokens that is drawn anew."""
+    mask_ring: int = Field(1, ge=0, le=8)
+    """With a mask: how many cells around it are drawn anew too, because their tokens know something of what was there."""
+    chunk: int = Field(16, ge=1, le=1024)
+    """Pictures drawn at once. Always so many: the last chunk is padded, so a picture never depends on what else is asked."""
 
 
 class MuseConfig(Config):
@@ -35,10 +65,18 @@ class MuseConfig(Config):
     """Everything random is a function of it: initial weights, order, augmentation, dropout."""
     data: DataConfig = DataConfig()
     """The user's files."""
+    text: ByteTextConfig = ByteTextConfig()
+    """How captions are read."""
     tokenizer: ImageTokenizerStageConfig = ImageTokenizerStageConfig()
     """Stage 1: pictures to tokens."""
+    base: BaseConfig = BaseConfig()
+    """Stage 2: captions to tokens."""
+    superres: SuperresConfig | None = None
+    """Stage 3: tokens to those of a finer grid; null does without."""
     engine: EngineConfig = EngineConfig()
     """How training runs."""
+    sample: MuseSampleConfig = MuseSampleConfig()
+    """How pictures are drawn."""
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> MuseConfig:
@@ -56,6 +94,31 @@ class MuseConfig(Config):
                 f"tokenizer.critic.widths halve a picture of {resolution} pixels {len(critic.widths) - 1} times; name fewer"
             )
         return self
+
+    @model_validator(mode="after")
+    def _superres_fits(self) -> MuseConfig:
+        if self.superres is None:
+            return self
+        fine, stride = self.superres.resolution, self.fine_tokenizer.stride
+        if fine % stride or fine <= self.data.resolution:
+            raise ValueError(
+                f"superres.resolution {fine} must be larger than data.resolution {self.data.resolution} "
+                f"and a multiple of the tokenizer's stride {stride}; use {2 * self.data.resolution}"
+            )
+        return self
+
+    @property
+    def fine_tokenizer(self) -> ImageTokenizerConfig:
+        """The tokenizer of the superres stage."""
+        own = None if self.superres is None else self.superres.tokenizer
+        return own or self.tokenizer.model
+
+
+def grid_of(tokenizer: ImageTokenizerConfig, resolution: int) -> tuple[int, ...]:
+    """The token grid of a picture: rows, columns, and codes a place where there are several."""
+    side = resolution // tokenizer.stride
+    quantizer = tokenizer.quantizer
+    return (side, side, quantizer.num_quantizers) if isinstance(quantizer, ResidualConfig) else (side, side)
 
 
 def tiny() -> MuseConfig:
@@ -121,53 +184,3 @@ def large() -> MuseConfig:
         }
     )
     return start.model_copy(update={"preset": "large", "tokenizer": tokenizer})
-
-
-def steps(config: MuseConfig) -> Sequence[Train]:
-    """The stages in the order in which they train."""
-
-    def build_tokenizer() -> Stage:
-        wanted = config.tokenizer.loss.perceptual
-        perceptual = None if wanted is None else load_vgg16(wanted.path)
-        stage = build_stage(config.tokenizer, config.data.channels, perceptual)
-        return replace(stage, preview=preview_reconstructions)
-
-    return [
-        Train(
-            name="tokenizer",
-            batch_size=config.tokenizer.batch_size,
-            steps=config.tokenizer.steps,
-            build=build_tokenizer,
-            serves=lambda: {"tokenizer": ImageTokenizer(config.tokenizer.model, config.data.channels)},
-        )
-    ]
-
-
-def preview_reconstructions(raw: Nets, averaged: Nets, batch: ImageBatch, context: Context) -> Preview:
-    """Three rows: the pictures, and what averaged and raw weights make of them."""
-    rows = {"real": batch.images}
-    facts: dict[str, object] = {"keys": list(batch.keys), "captions": list(batch.captions)}
-    for name, nets in (("ema", averaged), ("raw", raw)):
-        rows[name] = nets["tokenizer"](batch.images).images.clamp(-1, 1)
-        facts[f"psnr_{name}"] = [round(value, 3) for value in psnr(rows[name], batch.images).tolist()]
-    picture = sheet(
-        [pictures(images) for images in rows.values()],
-        row_names=list(rows),
-        captions=[caption or "" for caption in batch.captions],
-        scale=max(1, 96 // batch.images.shape[-1]),
-    )
-    return Preview("png", encode_png(picture), facts)
-
-
-def pictures(images: Tensor) -> list[npt.NDArray[np.uint8]]:
-    """b c h w in [-1, 1] -> arrays of h w c."""
-    return list(to_uint8(images).permute(0, 2, 3, 1).cpu().numpy())
-
-
-MUSE = Recipe(
-    name="muse",
-    summary="text to image: conv tokenizer, then masked tokens (this version trains the tokenizer)",
-    config_type=MuseConfig,
-    presets={"tiny": tiny, "small": small, "base": base, "large": large},
-    steps=steps,
-)

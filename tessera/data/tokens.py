@@ -1,0 +1,84 @@
+"""Batches of cached tokens, with the captions in the form that the text encoder reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+
+from tessera.batches import Text, TextStates, TokenBatch
+from tessera.data.draws import drawn_caption
+from tessera.data.loader import Feed, SampleLoader, Samples
+from tessera.data.order import Indices
+from tessera.data.prepare import Ids, TokenCache
+from tessera.data.sources import Source, captions_of, split_indices
+from tessera.randomness import mix
+
+ReadText = Callable[[Sequence[str | None], Sequence[str]], Text | TextStates]  # captions and keys -> what an encoder takes
+
+
+@dataclass(frozen=True, slots=True)
+class TokenItem:
+    """One sample on its way into a batch. What could not be read is not in the cache, so nothing here has a fault."""
+
+    key: str
+    caption: str | None
+    position: int
+    ids: Ids
+    low: Ids | None
+    readable: bool = True
+    fault: str = ""
+
+
+class CachedTokens(Samples[TokenItem]):
+    """Samples from the cache; `low` is the cache of the same samples on a coarser grid."""
+
+    def __init__(self, source: Source, indices: Indices, seed: int, cache: TokenCache, low: TokenCache | None) -> None:
+        super().__init__(source, indices, seed)
+        self.cache, self.low = cache, low
+
+    def item(self, index: int, position: int, draw: int | None) -> TokenItem:
+        """The view and the caption are drawn together; both grids are of the same view."""
+        view = 0 if draw is None else mix(draw, 6) % self.cache.views
+        caption = drawn_caption(captions_of(self.source, index), draw)
+        low = None if self.low is None else self.low.ids(index, view)
+        return TokenItem(self.source.key(index), caption, position, self.cache.ids(index, view), low)
+
+
+class TokenLoader(SampleLoader[TokenItem, TokenBatch]):
+    """Batches of tokens. Samples that could not be read when the cache was made are left out."""
+
+    def __init__(self, feed: Feed, cache: TokenCache, read_text: ReadText, low: TokenCache | None = None) -> None:
+        unread = {**cache.faults, **(low.faults if low is not None else {})}
+        sides = split_indices(feed.source, feed.config.validation_fraction)
+        if unread:
+            keep = np.fromiter((feed.source.key(index) not in unread for index in range(len(feed.source))), np.bool_)
+            sides = (sides[0][keep[sides[0]]], sides[1][keep[sides[1]]])
+        super().__init__(
+            CachedTokens(feed.source, sides[0], feed.seed, cache, low), partial(collate_tokens, read_text=read_text), sides[1],
+            feed.config, feed.cut, device=feed.device, validation_samples=feed.validation_samples,
+            preview_samples=feed.preview_samples,
+        )  # fmt: skip
+
+
+def collate_tokens(items: Sequence[TokenItem], read_text: ReadText) -> TokenBatch:
+    """One batch; ids become int64 on the device."""
+    keys, captions = tuple(item.key for item in items), tuple(item.caption for item in items)
+    low = None if items[0].low is None else stack([item.low for item in items if item.low is not None])
+    return TokenBatch(
+        ids=stack([item.ids for item in items]),
+        text=read_text(captions, keys),
+        valid=torch.ones(len(items), dtype=torch.bool),
+        positions=torch.tensor([item.position for item in items]),
+        keys=keys,
+        captions=captions,
+        low=low,
+    )
+
+
+def stack(grids: Sequence[Ids]) -> torch.Tensor:
+    """b ... int32: half the bytes of int64, and a type that every torch operation knows."""
+    return torch.from_numpy(np.stack(grids).astype(np.int32))

@@ -1,0 +1,203 @@
+"""The stages in the order in which they train, and what each reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tessera.batches import ImageBatch, TokenBatch
+from tessera.config import Layer, UserError, build, layer_of
+from tessera.contracts import Context, Nets, Preview, Stage, Tokenizer, Train
+from tessera.data.loader import Feed, ImageLoader
+from tessera.data.prepare import TokenCache, TokenPlan, cache_folder, write_tokens
+from tessera.data.sources import Source
+from tessera.data.tokens import ReadText, TokenLoader
+from tessera.generators.masked.losses import encode_text
+from tessera.generators.masked.sample import sample
+from tessera.generators.masked.stage import MaskedStageConfig, build_nets
+from tessera.generators.masked.stage import build_stage as build_masked
+from tessera.media.images import encode_png
+from tessera.media.sheets import sheet
+from tessera.nn.perceptual import load_vgg16
+from tessera.nn.similarity import psnr
+from tessera.recipes.muse.config import MuseConfig, grid_of
+from tessera.recipes.muse.drawing import full_precision, pictures
+from tessera.text.bytes import ByteEncoder, read_bytes
+from tessera.tokenizers.image.model import ImageTokenizer
+from tessera.tokenizers.image.stage import build_stage
+
+
+def steps(config: MuseConfig) -> Sequence[Train]:
+    """Tokenizer, base, and superres where the config has one; with a tokenizer of its own that is a stage, too."""
+    found = [tokenizer_step(config), base_step(config)]
+    if config.superres is not None:
+        if config.superres.needs.tokenizer is not None:
+            found.append(
+                replace(found[0], name="fine_tokenizer", origin=config.superres.needs.tokenizer, serves=serves_fine(config))
+            )
+        found.append(superres_step(config))
+    return found
+
+
+def adopt(config: MuseConfig, read: Callable[[str], Any]) -> MuseConfig:
+    """A tokenizer that comes from elsewhere brings its own architecture."""
+    changes: dict[str, Any] = {}
+    if config.base.needs.tokenizer is not None:
+        origin = str(Path(config.base.needs.tokenizer).absolute())
+        other = read(origin)
+        refuse_other_channels(config, other, origin)
+        changes["tokenizer"] = {"model": other.tokenizer.model.model_dump(mode="json")}
+        changes["base"] = {"needs": {"tokenizer": origin}}
+    if config.superres is not None and config.superres.needs.tokenizer is not None:
+        origin = str(Path(config.superres.needs.tokenizer).absolute())
+        other = read(origin)
+        refuse_other_channels(config, other, origin)
+        changes["superres"] = {"needs": {"tokenizer": origin}, "tokenizer": other.tokenizer.model.model_dump(mode="json")}
+    if not changes:
+        return config
+    made = build(MuseConfig, [layer_of(config, "config"), Layer.of(changes, "the tokenizer that needs.tokenizer names")])
+    assert isinstance(made, MuseConfig)
+    return made
+
+
+def refuse_other_channels(config: MuseConfig, other: Any, origin: str) -> None:
+    """Grey pictures cannot go through a tokenizer of coloured ones."""
+    if other.data.channels != config.data.channels:
+        raise UserError(
+            f"{origin} was trained on pictures of {other.data.channels} channels, data.channels is {config.data.channels}; "
+            f"set data.channels={other.data.channels}, or name another tokenizer"
+        )
+
+
+def settle(config: MuseConfig, source: Source) -> MuseConfig:
+    """What only the data knows of how captions are read."""
+    return config
+
+
+# --- tokenizer
+
+
+def tokenizer_step(config: MuseConfig) -> Train:
+    """Stage 1."""
+
+    def build_tokenizer() -> Stage:
+        wanted = config.tokenizer.loss.perceptual
+        perceptual = None if wanted is None else load_vgg16(wanted.path)
+        stage = build_stage(config.tokenizer, config.data.channels, perceptual)
+        return replace(stage, preview=preview_reconstructions)
+
+    return Train(
+        name="tokenizer",
+        batch_size=config.tokenizer.batch_size,
+        steps=config.tokenizer.steps,
+        build=build_tokenizer,
+        serves=lambda: {"tokenizer": ImageTokenizer(config.tokenizer.model, config.data.channels)},
+        feed=ImageLoader.of,
+        origin=config.base.needs.tokenizer,
+    )
+
+
+def serves_fine(config: MuseConfig) -> Callable[[], Nets]:
+    """The tokenizer of the superres stage."""
+    return lambda: {"tokenizer": ImageTokenizer(config.fine_tokenizer, config.data.channels)}
+
+
+def preview_reconstructions(raw: Nets, averaged: Nets, batch: ImageBatch, context: Context) -> Preview:
+    """Three rows: the pictures, and what averaged and raw weights make of them."""
+    rows = {"real": batch.images}
+    facts: dict[str, object] = {"keys": list(batch.keys), "captions": list(batch.captions)}
+    for name, nets in (("ema", averaged), ("raw", raw)):
+        rows[name] = nets["tokenizer"](batch.images).images.clamp(-1, 1)
+        facts[f"psnr_{name}"] = [round(value, 3) for value in psnr(rows[name], batch.images).tolist()]
+    return Preview("png", contact_sheet(rows, batch.captions), facts)
+
+
+def contact_sheet(rows: dict[str, Tensor], captions: Sequence[str | None]) -> bytes:
+    """Named rows of pictures with captions below, as a png."""
+    picture = sheet(
+        [pictures(images) for images in rows.values()],
+        row_names=list(rows),
+        captions=[caption or "" for caption in captions],
+        scale=max(1, 96 // next(iter(rows.values())).shape[-1]),
+    )
+    return encode_png(picture)
+
+
+# --- generators
+
+
+def base_step(config: MuseConfig) -> Train:
+    """Stage 2: the tokens of pictures at the data's resolution."""
+    tokenizer, resolution = config.tokenizer.model, config.data.resolution
+
+    def make_nets() -> dict[str, nn.Module]:
+        return build_nets(
+            config.base,
+            vocab_size=tokenizer.quantizer.vocab_size,
+            grid=grid_of(tokenizer, resolution),
+            text_width=config.text.width,
+            encoder=ByteEncoder(config.text),
+        )
+
+    def prepare(nets: Nets, feed: Feed) -> None:
+        write_tokens(feed, plan(feed), partial(encode_pictures, nets["tokenizer"]))
+
+    def plan(feed: Feed) -> TokenPlan:
+        return TokenPlan.of(feed.config, feed.needs["tokenizer"], tokenizer.quantizer.vocab_size, resolution)
+
+    return Train(
+        name="base",
+        batch_size=config.base.batch_size,
+        steps=config.base.steps,
+        build=lambda: with_preview(config, config.base, make_nets()),
+        serves=make_nets,
+        feed=lambda feed: TokenLoader(feed, TokenCache(cache_folder(feed, plan(feed))), text_reader(config)),
+        needs={"tokenizer": "tokenizer"},
+        prepare=prepare,
+        captioned=True,
+    )
+
+
+def superres_step(config: MuseConfig) -> Train:
+    """Stage 3: the tokens of a finer grid, given those of the coarse one."""
+    raise NotImplementedError
+
+
+def text_reader(config: MuseConfig) -> ReadText:
+    """Captions as the encoder takes them."""
+    return partial(read_caption_bytes, length=config.text.length)
+
+
+def read_caption_bytes(captions: Sequence[str | None], keys: Sequence[str], length: int) -> Any:
+    """For loader processes."""
+    return read_bytes(captions, length)
+
+
+@torch.no_grad()
+def encode_pictures(tokenizer: nn.Module, images: Tensor) -> Tensor:
+    """As `Session.encode` does, so that cached ids are those that a user gets."""
+    assert isinstance(tokenizer, Tokenizer)
+    with full_precision(images.device):
+        return tokenizer.encode(images)
+
+
+def with_preview(config: MuseConfig, stage: MaskedStageConfig, nets: dict[str, nn.Module]) -> Stage:
+    """The stage, and what it draws from the captions of the fixed samples."""
+
+    def preview(raw: Nets, averaged: Nets, batch: TokenBatch, context: Context) -> Preview:
+        tokenizer: Any = averaged["tokenizer"]
+        text = encode_text(averaged, batch)
+        generator: Any = averaged["generator"]
+        seeds = torch.arange(len(batch.keys), device=batch.ids.device)
+        ids = sample(generator, text, seeds, config.sample, smoothing=stage.loss.label_smoothing)
+        rows = {"tokenizer": tokenizer.decode(batch.ids), "drawn": tokenizer.decode(ids.view_as(batch.ids))}
+        facts = {"keys": list(batch.keys), "captions": list(batch.captions), "seeds": seeds.tolist()}
+        return Preview("png", contact_sheet(rows, batch.captions), facts)
+
+    return replace(build_masked(stage, nets), preview=preview)

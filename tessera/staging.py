@@ -1,0 +1,153 @@
+"""One stage of a run before it trains: its data, what it needs of earlier stages, its nets and its batches."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tessera.config import UserError, build
+from tessera.contracts import Loader, Stage, Train
+from tessera.data import opening
+from tessera.data.loader import Feed
+from tessera.data.order import Cut
+from tessera.data.sources import Source, as_source, split_indices
+from tessera.engine.dist import World
+from tessera.engine.state import TrainState, place
+from tessera.engine.track import Journal
+from tessera.randomness import mix, mix_text
+from tessera.recipes import RECIPES
+from tessera.sampling.stored import build_nets, has_weights, needed_by_others, open_stored, read_run, read_stage
+
+# --- data and config
+
+
+def open_source(config: Any, data: Any = None) -> Source:
+    """The user's folder, or the dataset that was passed in."""
+    if data is not None and not isinstance(data, (str, Path)):
+        return as_source(data, channels=config.data.channels, background=config.data.background)
+    if config.data.path is None:
+        raise UserError(
+            "no data: give a folder with --data PATH, or data.path in the file; `tessera data synth shapes` makes one "
+            "(a run on a Python dataset resumes with tessera.resume(run, data=dataset))"
+        )
+    return opening.open_source(config.data.path, config.data)
+
+
+def settled(config: Any, source: Source, trains: Sequence[Train] | None = None) -> Any:
+    """The config with what only the data knows; data without captions is refused where a stage learns from them."""
+    recipe = RECIPES[config.recipe]
+    if any(train.captioned for train in (recipe.steps(config) if trains is None else trains)):
+        refuse_uncaptioned(config, source)
+    return recipe.settle(config, source)
+
+
+def refuse_uncaptioned(config: Any, source: Source) -> None:
+    """Before anything trains: hours later it would be too late."""
+    without = sum(source.caption(index) is None for index in range(len(source)))
+    if without > config.data.uncaptioned_budget * len(source):
+        raise UserError(
+            f"{without:,} of {len(source):,} samples have no caption, more than data.uncaptioned_budget="
+            f"{config.data.uncaptioned_budget:g} allows; `tessera data check` says which. Add captions (docs/data.md), raise the "
+            f"budget, or set text.kind=none to train without text"
+        )
+
+
+def config_of(origin: str) -> Any:
+    """The config with which a stage elsewhere was trained, for one that is taken over from there."""
+    path = Path(origin)
+    folder = path.parent
+    if (folder / "config.json").is_file():
+        stored = open_stored(folder)
+        found = stored.stages.get(path.name)
+    else:
+        recipe, saved = read_run(folder)
+        current = build(recipe.config_type, [saved])
+        names = {train.name: train for train in recipe.steps(current)}
+        found = read_stage(folder, recipe, current, names[path.name]) if path.name in names else None
+    if found is None:
+        raise UserError(f"{origin} is no trained stage; expected RUN/STAGE, such as runs/muse-001/tokenizer")
+    return found.config
+
+
+# --- needs, nets and batches
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """A trained net of an earlier stage."""
+
+    stage: str
+    hash: str
+    step: int
+    net: nn.Module
+
+
+def read_needs(folder: Path, config: Any, train: Train) -> dict[str, Needed]:
+    """The trained nets that a stage reads: those it was trained on before, or that others of its run were, or the newest."""
+    recipe = RECIPES[config.recipe]
+    trains = {other.name: other for other in recipe.steps(config)}
+    found = {}
+    for net, name in train.needs.items():
+        if not has_weights(folder, trains[name]):
+            where = trains[name].origin or folder
+            raise UserError(
+                f"stage {train.name} needs the {name}, of which {where} holds no checkpoint; train it first: "
+                f"`tessera resume {shlex.quote(str(folder))}` trains all stages in order"
+            )
+        wanted = needed_by_others(folder, {train.name: train, **trains}, name) or "latest"
+        stored = read_stage(folder, recipe, config, trains[name], wanted)
+        (module,) = build_nets(stored).values()
+        found[net] = Needed(name, stored.hash, stored.step, module)
+    return found
+
+
+def build_stage(config: Any, train: Train, given: Mapping[str, Needed], world: World) -> tuple[Stage, TrainState]:
+    """Nets initialised on the CPU from the seed, so that they are equal on every rank and at every layout."""
+    if train.batch_size < world.size:
+        raise UserError(f"{train.name}.batch_size {train.batch_size} is smaller than the number of ranks {world.size}; raise it")
+    torch.manual_seed(mix(config.seed, mix_text(train.name)) >> 1)
+    stage = train.build()
+    frozen = {**stage.frozen, **{net: needed.net for net, needed in given.items()}}
+    stage = replace(stage, frozen=frozen, needs={**stage.needs, **{needed.stage: needed.hash for needed in given.values()}})
+    return stage, place(stage, config.seed, config.engine, world.device)
+
+
+def make_feed(
+    config: Any, train: Train, source: Source, world: World, caches: Path, needs: Mapping[str, str], journal: Journal
+) -> Feed:
+    """What the stage's loader and caches are made from."""
+    return Feed(
+        source=source,
+        config=config.data,
+        cut=Cut(train.batch_size, config.engine.micro_batch_size, world.rank, world.size),
+        seed=config.seed,
+        device=world.device,
+        validation_samples=config.engine.validation_samples,
+        preview_samples=config.engine.preview_samples,
+        caches=caches,
+        needs=needs,
+        say=journal.say,
+        show=journal.progress,
+        wait=lambda: world.together(lambda: None),
+    )
+
+
+def make_loader(train: Train, given: Mapping[str, Needed], feed: Feed) -> Loader:
+    """The caches first, then the batches that read them."""
+    train.prepare({net: needed.net for net, needed in given.items()}, feed)
+    return train.feed(feed)
+
+
+def fingerprint(source: Source, validation_fraction: float) -> dict[str, Any]:
+    """Says whether the data is still the same: how many samples, and a hash over the keys in order."""
+    mixed = 0
+    for index in range(len(source)):
+        mixed = mix(mixed, mix_text(source.key(index)))
+    train, _ = split_indices(source, validation_fraction)
+    return {"num_samples": len(source), "num_train": len(train), "keys": f"{mixed:016x}"}
