@@ -1,7 +1,7 @@
-"""Text states on the disk: of a frozen encoder, each distinct caption encoded once, or the user's own, a file for each sample.
+"""The states that a frozen encoder gives for captions, on the disk: each distinct caption encoded once.
 
-In: captions and an `encode` function; this room knows no encoder. Out: a folder, written beside its final name and renamed, so that
-one under a final name is whole; and readers, picklable at the cost of a path, that the loader's processes open for themselves.
+In: captions and an `encode` function; this room knows no encoder. Out: a folder, written beside its final name and renamed, so
+that one under a final name is whole; and a reader, pickled as a path, that the loader's processes open for themselves.
 """
 
 from __future__ import annotations
