@@ -179,9 +179,6 @@ class Loader(Protocol):
         """The fixed samples that previews show; the same on every rank."""
 
 
-def _no_caches(nets: Nets, feed: Any) -> None: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Train:
     """A step of a recipe that trains one stage."""
@@ -191,9 +188,8 @@ class Train:
     steps: int
     build: Callable[[], Stage]  # fresh nets, initialised from the seed on the CPU
     serves: Callable[[], Nets]  # fresh nets of those that use needs, which an export holds: no critic, no helper of training
-    feed: Callable[[Any], Loader]  # a data.loader.Feed to the stage's batches
+    feed: Callable[[Nets, Any], Loader]  # (needed nets, a data.loader.Feed): makes the caches it reads, then the batches
     needs: Mapping[str, str] = field(default_factory=dict)  # name of a frozen net -> the stage that has trained it
-    prepare: Callable[[Nets, Any], None] = _no_caches  # (needed nets, data.loader.Feed): makes the caches that `feed` reads
     captioned: bool = False  # learns from captions
     origin: str | None = None  # OTHER_RUN/STAGE: not trained in this run, but read from there
 

@@ -140,8 +140,7 @@ def make_feed(
 
 def make_loader(train: Train, given: Mapping[str, Needed], feed: Feed) -> Loader:
     """The caches first, then the batches that read them."""
-    train.prepare({net: needed.net for net, needed in given.items()}, feed)
-    return train.feed(feed)
+    return train.feed({net: needed.net for net, needed in given.items()}, feed)
 
 
 def fingerprint(source: Source, validation_fraction: float) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from tessera.config import Config, DataConfig, EngineConfig, OptimConfig
 from tessera.generators.masked.sample import MaskedSampleConfig
 from tessera.generators.masked.stage import MaskedStageConfig
 from tessera.nn.quantizers import FSQConfig, ResidualConfig
-from tessera.text.bytes import ByteTextConfig
+from tessera.text.encoders import ByteTextConfig, TextConfig
 from tessera.tokenizers.image.critic import CriticConfig
 from tessera.tokenizers.image.model import ImageTokenizerConfig
 from tessera.tokenizers.image.stage import ImageTokenizerStageConfig
@@ -65,7 +65,7 @@ class MuseConfig(Config):
     """Everything random is a function of it: initial weights, order, augmentation, dropout."""
     data: DataConfig = DataConfig()
     """The user's files."""
-    text: ByteTextConfig = ByteTextConfig()
+    text: TextConfig = ByteTextConfig()
     """How captions are read."""
     tokenizer: ImageTokenizerStageConfig = ImageTokenizerStageConfig()
     """Stage 1: pictures to tokens."""

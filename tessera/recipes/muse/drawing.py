@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -11,12 +11,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tessera.batches import TextStates, to_uint8
+from tessera.batches import to_uint8
 from tessera.config import UserError
 from tessera.contracts import Chunk, Nets
 from tessera.generators.masked.sample import sample
+from tessera.recipes.captions import Prompts
 from tessera.recipes.muse.config import MuseConfig
-from tessera.text.bytes import read_bytes
 
 
 class Painter:
@@ -26,13 +26,14 @@ class Painter:
         if "base" not in stages:
             raise UserError(f"stage base has not been trained yet (trained: {', '.join(stages)}); tessera resume goes on with it")
         self.config, self.stages, self.device = config, stages, device
+        self.prompts = Prompts(config.text, device)
 
     @torch.no_grad()
     def __call__(self, chunk: Chunk) -> Tensor:
         """b c h w in [-1, 1]."""
         nets, tokenizer = self.stages["base"], self.tokenizer("tokenizer")
-        text = self.read(nets, chunk.captions)
-        negative = None if chunk.negatives is None else self.read(nets, chunk.negatives)
+        text = self.prompts(nets, chunk.captions)
+        negative = None if chunk.negatives is None else self.prompts(nets, chunk.negatives)
         generator: Any = nets["generator"]
         ids = sample(
             generator, text, chunk.seeds, chunk.options, negative=negative, smoothing=self.config.base.loss.label_smoothing
@@ -44,12 +45,6 @@ class Painter:
     def tokenizer(self, stage: str) -> Any:
         """The net that decodes."""
         return self.stages[stage]["tokenizer"]
-
-    def read(self, nets: Nets, captions: Sequence[str | None]) -> TextStates:
-        """Captions by the encoder that the stage trained."""
-        states = nets["text"](read_bytes(captions, self.config.text.length).to(self.device))
-        assert isinstance(states, TextStates)
-        return states
 
 
 def pictures(images: Tensor) -> list[npt.NDArray[np.uint8]]:

@@ -15,9 +15,9 @@ from tessera.batches import ImageBatch, TokenBatch
 from tessera.config import Layer, UserError, build, layer_of
 from tessera.contracts import Context, Nets, Preview, Stage, Tokenizer, Train
 from tessera.data.loader import Feed, ImageLoader
-from tessera.data.prepare import TokenCache, TokenPlan, cache_folder, write_tokens
-from tessera.data.sources import Source
-from tessera.data.tokens import ReadText, TokenLoader
+from tessera.data.prepare import TokenCache, TokenPlan, write_tokens
+from tessera.data.sources import Source, split_indices
+from tessera.data.tokens import TokenLoader
 from tessera.generators.masked.losses import encode_text
 from tessera.generators.masked.sample import sample
 from tessera.generators.masked.stage import MaskedStageConfig, build_nets
@@ -26,9 +26,11 @@ from tessera.media.images import encode_png
 from tessera.media.sheets import sheet
 from tessera.nn.perceptual import load_vgg16
 from tessera.nn.similarity import psnr
+from tessera.recipes.captions import training_text
 from tessera.recipes.muse.config import MuseConfig, grid_of
 from tessera.recipes.muse.drawing import full_precision, pictures
-from tessera.text.bytes import ByteEncoder, read_bytes
+from tessera.text.encoders import NoTextConfig, build_encoder, text_width
+from tessera.text.encoders import settle as settle_text
 from tessera.tokenizers.image.model import ImageTokenizer
 from tessera.tokenizers.image.stage import build_stage
 
@@ -77,7 +79,9 @@ def refuse_other_channels(config: MuseConfig, other: Any, origin: str) -> None:
 
 def settle(config: MuseConfig, source: Source) -> MuseConfig:
     """What only the data knows of how captions are read."""
-    return config
+    train, _ = split_indices(source, config.data.validation_fraction)
+    text = settle_text(config.text, (source.caption(int(index)) for index in train))
+    return config if text == config.text else config.model_copy(update={"text": text})
 
 
 # --- tokenizer
@@ -98,7 +102,7 @@ def tokenizer_step(config: MuseConfig) -> Train:
         steps=config.tokenizer.steps,
         build=build_tokenizer,
         serves=lambda: {"tokenizer": ImageTokenizer(config.tokenizer.model, config.data.channels)},
-        feed=ImageLoader.of,
+        feed=lambda nets, feed: ImageLoader.of(feed),
         origin=config.base.needs.tokenizer,
     )
 
@@ -141,15 +145,14 @@ def base_step(config: MuseConfig) -> Train:
             config.base,
             vocab_size=tokenizer.quantizer.vocab_size,
             grid=grid_of(tokenizer, resolution),
-            text_width=config.text.width,
-            encoder=ByteEncoder(config.text),
+            text_width=text_width(config.text),
+            encoder=build_encoder(config.text),
         )
 
-    def prepare(nets: Nets, feed: Feed) -> None:
-        write_tokens(feed, plan(feed), partial(encode_pictures, nets["tokenizer"]))
-
-    def plan(feed: Feed) -> TokenPlan:
-        return TokenPlan.of(feed.config, feed.needs["tokenizer"], tokenizer.quantizer.vocab_size, resolution)
+    def feed(nets: Nets, feed: Feed) -> TokenLoader:
+        plan = TokenPlan.of(feed.config, feed.needs["tokenizer"], tokenizer.quantizer.vocab_size, resolution)
+        tokens = write_tokens(feed, plan, partial(encode_pictures, nets["tokenizer"]))
+        return TokenLoader(feed, TokenCache(tokens), training_text(config.text, feed))
 
     return Train(
         name="base",
@@ -157,26 +160,15 @@ def base_step(config: MuseConfig) -> Train:
         steps=config.base.steps,
         build=lambda: with_preview(config, config.base, make_nets()),
         serves=make_nets,
-        feed=lambda feed: TokenLoader(feed, TokenCache(cache_folder(feed, plan(feed))), text_reader(config)),
+        feed=feed,
         needs={"tokenizer": "tokenizer"},
-        prepare=prepare,
-        captioned=True,
+        captioned=not isinstance(config.text, NoTextConfig),
     )
 
 
 def superres_step(config: MuseConfig) -> Train:
     """Stage 3: the tokens of a finer grid, given those of the coarse one."""
     raise NotImplementedError
-
-
-def text_reader(config: MuseConfig) -> ReadText:
-    """Captions as the encoder takes them."""
-    return partial(read_caption_bytes, length=config.text.length)
-
-
-def read_caption_bytes(captions: Sequence[str | None], keys: Sequence[str], length: int) -> Any:
-    """For loader processes."""
-    return read_bytes(captions, length)
 
 
 @torch.no_grad()

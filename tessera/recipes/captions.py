@@ -1,0 +1,56 @@
+"""Captions on their two ways to a generator: in training from the user's files, in use from prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from tessera.batches import Text, TextStates
+from tessera.contracts import Nets
+from tessera.data.loader import Feed
+from tessera.data.sources import captions_of
+from tessera.data.text_cache import CachedText, write_text_states
+from tessera.data.text_files import PrecomputedText
+from tessera.data.tokens import ReadText
+from tessera.text.encoders import FrozenEncoder, PrecomputedTextConfig, TextConfig, is_frozen, load_frozen, reader, text_width
+
+
+def training_text(config: TextConfig, feed: Feed) -> ReadText:
+    """What reads the captions of a batch. A frozen encoder runs here, once, over all of them."""
+    if isinstance(config, PrecomputedTextConfig):
+        keys = [feed.source.key(index) for index in range(len(feed.source))]
+        return PrecomputedText.open(Path(config.path), config.length or 1, text_width(config), keys)
+    if not is_frozen(config):
+        return reader(config)
+    encoder = load_frozen(config, feed.device)
+    captions = [caption for index in range(len(feed.source)) for caption in captions_of(feed.source, index)]
+    if feed.cut.rank == 0:
+        feed.say(f"cache: {len(set(captions)):,} captions through {config.kind}, in {feed.caches}")
+        write_text_states(feed.caches, captions, encoder.encode, encoder.fingerprint)
+    feed.wait()
+    return CachedText(write_text_states(feed.caches, captions, encoder.encode, encoder.fingerprint))  # by now it only names it
+
+
+class Prompts:
+    """Prompts -> states on the device, by the encoder that a stage trained or by a frozen one, which is loaded once."""
+
+    def __init__(self, config: TextConfig, device: torch.device) -> None:
+        self.config, self.device = config, device
+        self._frozen: FrozenEncoder | None = None
+
+    def __call__(self, nets: Nets, captions: Sequence[str | None]) -> TextStates:
+        """An absent prompt is an empty one. Of precomputed states a prompt is the key."""
+        config = self.config
+        if is_frozen(config):
+            self._frozen = self._frozen or load_frozen(config, self.device)
+            return self._frozen.encode(captions).to(self.device)
+        if isinstance(config, PrecomputedTextConfig):
+            keys = [caption or "" for caption in captions]
+            known = PrecomputedText.open(Path(config.path), config.length or 1, text_width(config), filter(None, keys))
+            return known(captions, keys).to(self.device)
+        text = reader(config)(captions, [""] * len(captions)).to(self.device)
+        states = nets["text"](text) if isinstance(text, Text) else text
+        assert isinstance(states, TextStates)
+        return states
