@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,25 @@ def resume(run: Path | str, *, sets: Sequence[str] = (), data: Any = None, stage
         said = [f"changed: {key}: {before} -> {after}" for key, (before, after) in pairs.items()]
         _train_all(folder, config, trains, source, world, stop, said)
     return folder
+
+
+def prepare(run: Path | str, stage: str | None = None) -> dict[str, Path]:
+    """Makes the caches that the stages of a run read, without training; stage -> their folder."""
+    folder = Path(run)
+    recipe, saved = read_run(folder)
+    config = build(recipe.config_type, [saved])
+    trains = [train for train in pick(recipe.steps(config), stage) if train.needs]
+    if not trains:
+        raise UserError(f"stage {stage} of recipe {recipe.name} reads no caches; it learns from the files themselves")
+    with session(config) as (world, _), world.together(lambda: lock(folder) if world.main else nullcontext()):
+        source, journal = open_source(config), Journal(folder / "log.txt", speaks=world.main)
+        for train in trains:
+            given = world.together(partial(read_needs, folder, config, train))
+            for needed in given.values():
+                needed.net.to(world.device)
+            hashes = {needed.stage: needed.hash for needed in given.values()}
+            make_loader(train, given, make_feed(config, train, source, world, folder / "cache", hashes, journal))
+    return {train.name: folder / "cache" for train in trains}
 
 
 def refuse_changes(changes: Sequence[tuple[str, object, object]]) -> None:

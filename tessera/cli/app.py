@@ -87,6 +87,45 @@ def resume(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder
 
 
 @app.command()
+def sample(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, also while it trains, or an export.")],
+    prompts: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT ...]", help="What to draw.")] = None,
+    prompts_file: Annotated[Path | None, typer.Option("--prompts", metavar="FILE", help="One prompt a line.")] = None,
+    request: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A request as YAML or JSON, such as the .json beside a picture.")
+    ] = None,
+    n: Annotated[int | None, typer.Option("-n", help="Pictures of each prompt; default 1.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Picture k of a prompt has the seed S + k; default 0.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Passes through the generator.")] = None,
+    guidance: Annotated[float | None, typer.Option(help="Pull towards the prompt; 1 is none.")] = None,
+    negative: Annotated[str | None, typer.Option(metavar="TEXT", help="What the pictures should not be.")] = None,
+    image: Annotated[Path | None, typer.Option(metavar="FILE", help="Start from this picture: a variation of it.")] = None,
+    mask: Annotated[Path | None, typer.Option(metavar="FILE", help="With --image: draw anew only where this is white.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where pictures go; default RUN/drawn/NNN.")] = None,
+    checkpoint: Annotated[str | None, typer.Option(metavar="NAME", help="latest, best or step-N of the last stage.")] = None,
+    sets: Sets = None,
+) -> None:
+    """Draw pictures from prompts, each with a .json beside it that draws it again."""
+    from tessera.sampling.serve import draw_to_files
+
+    flags = {"steps": steps, "guidance": guidance}
+    named = {"n": n, "seed": seed, "negative": negative, "image": image, "mask": mask}
+    written, folder = draw_to_files(
+        run, prompts or [], prompts_file=prompts_file, request_file=request, sets=sets or (), out=out, checkpoint=checkpoint,
+        named={key: value for key, value in named.items() if value is not None},
+        flags={key: value for key, value in flags.items() if value is not None},
+    )  # fmt: skip
+    for sample in written[:20]:
+        print(f"{sample.path}  seed {sample.seed}  {sample.prompt}")
+    if len(written) > 20:
+        print(f"... {len(written):,} pictures in {folder}")
+    name = shlex.quote(str(run))
+    print(
+        f"next: tessera sample {name} --request {shlex.quote(str(written[0].path.with_suffix('.json')))}   or   tessera evaluate {name}"
+    )
+
+
+@app.command()
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder; it may still be training.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="A new folder for the export.")],
@@ -144,6 +183,19 @@ def data_check(
         return
     first = "repair or remove the rejected files, then " if report.num_rejected else ""
     print(f"next: {first}tessera train muse --data {shlex.quote(str(path))}")
+
+
+@data_app.command("prepare")
+def data_prepare(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    stage: Annotated[str | None, typer.Option(metavar="NAME", help="The caches of this stage only.")] = None,
+) -> None:
+    """Make the caches of a run by themselves: tokens and text states, which its generators read."""
+    from tessera.pipeline import prepare
+
+    for name, folder in prepare(run, stage).items():
+        print(f"{name}: its caches are in {folder}")
+    print(f"next: tessera resume {shlex.quote(str(run))}")
 
 
 @data_app.command("synth")

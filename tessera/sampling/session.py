@@ -1,8 +1,8 @@
-"""A trained model in use: pictures in, tokens or pictures out."""
+"""A trained model in use: prompts in, pictures out; or pictures in, and tokens or pictures out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from tessera.batches import to_uint8
 from tessera.config import UserError
-from tessera.contracts import Recipe, Tokenizer
+from tessera.contracts import Chunk, Draw, Recipe, Tokenizer
 from tessera.media.images import Pixels, UnreadableImage, fit, read_image, to_array
+from tessera.sampling.request import Request, make_request
 from tessera.sampling.stored import Stored, build_nets, open_stored
 
 CHUNK = 64  # pictures that go through a net at once
@@ -43,6 +44,8 @@ class Session:
     def __init__(self, stored: Stored, device: torch.device) -> None:
         self.path, self.recipe, self.config, self.device = stored.path, stored.recipe, stored.config, device
         self.steps = {name: stage.step for name, stage in stored.stages.items()}
+        self.hashes = {name: stage.hash for name, stage in stored.stages.items()}
+        self._draw: Draw | None = None
         self.nets = {
             name: {net: module.to(device) for net, module in build_nets(stage).items()} for name, stage in stored.stages.items()
         }
@@ -58,6 +61,73 @@ class Session:
         if not isinstance(net, Tokenizer):
             raise UserError(f"{self.path} has no trained tokenizer; its stages are {', '.join(self.nets)}")
         return net
+
+    @property
+    def draw(self) -> Draw:
+        """What draws, opened once."""
+        if self._draw is None:
+            if self.recipe.opens is None:
+                raise UserError(f"recipe {self.recipe.name} draws nothing")
+            self._draw = self.recipe.opens(self.config, self.nets, self.device)
+        return self._draw
+
+    def sample(
+        self, prompts: str | Sequence[str], n: int = 1, *, seed: int = 0, negative: str | None = None,
+        image: Picture | None = None, mask: Picture | None = None, outpaint: Mapping[str, float] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> list[Image.Image]:  # fmt: skip
+        """n pictures of each prompt, prompt by prompt; `options` are values of the sample section: {"steps": 32}."""
+        asked = [prompts] if isinstance(prompts, str) else list(prompts)
+        return self.serve(
+            make_request(
+                self.config.sample,
+                asked,
+                n=n,
+                seed=seed,
+                negative=negative,
+                image=image,
+                mask=mask,
+                outpaint=outpaint,
+                changes=options,
+            )  # fmt: skip
+        )
+
+    def serve(self, request: Request) -> list[Image.Image]:
+        """Chunks of one size, the last one padded: so a picture is the same whatever else is asked with it."""
+        draw, rows, size = self.draw, request.rows(), request.options.chunk
+        start = self.start_of(request)
+        made: list[Image.Image] = []
+        for first in range(0, len(rows), size):
+            some = rows[first : first + size]
+            padded = [*some, *[some[0]] * (size - len(some))]
+            chunk = Chunk(
+                captions=[prompt for prompt, _ in padded],
+                seeds=torch.tensor([seed for _, seed in padded], device=self.device),
+                options=request.options,
+                negatives=None if request.negative is None else [request.negative] * size,
+                pictures=None if start is None else start[0].expand(size, -1, -1, -1),
+                redraw=None if start is None or start[1] is None else start[1].expand(size, -1, -1),
+            )
+            pixels = to_uint8(draw(chunk)).permute(0, 2, 3, 1).cpu().numpy()[: len(some)]
+            made += [to_picture(array) for array in pixels]
+        return made
+
+    def start_of(self, request: Request) -> tuple[Tensor, Tensor | None] | None:
+        """The picture that drawing starts from, 1 c h w in [-1, 1], and where it is drawn anew, 1 h w."""
+        if request.image is None:
+            return None
+        picture, redraw = self.prepare(request.image), None
+        side = picture.shape[0]
+        if request.mask is not None:
+            grey = to_array(to_picture(self.prepare(request.mask)).convert("RGB"), channels=1)
+            redraw = torch.from_numpy(grey[None, :, :, 0] >= 128)
+            if not redraw.any():
+                raise UserError("the mask has no white pixel, so nothing would be drawn; white marks what is drawn anew")
+        if request.outpaint:
+            picture, redraw = shrunk(picture, request.outpaint)
+        pixels = torch.from_numpy(picture.copy()).permute(2, 0, 1)[None].to(self.device).float().div(127.5).sub(1)
+        assert pixels.shape[-1] == side
+        return pixels, None if redraw is None else redraw.to(self.device)
 
     @torch.no_grad()  # not inference_mode: ids from there could not be used in anybody's training
     def encode(self, *pictures: Picture) -> Tensor:
@@ -108,6 +178,23 @@ class Session:
         else:
             array = to_array(to_picture(checked_pixels(picture)), **how)
         return fit(array, data.resolution)
+
+
+def shrunk(picture: Pixels, outpaint: Mapping[str, float]) -> tuple[Pixels, Tensor]:
+    """A picture made smaller inside its own frame, and where the frame is empty: outpainting at a fixed resolution.
+
+    The picture keeps its proportions: it fills the larger of the two spans, and its middle is that of what is left for it.
+    """
+    side = picture.shape[0]
+    left, right, top, bottom = (outpaint.get(name, 0.0) for name in ("left", "right", "top", "bottom"))
+    size = max(1, round(side * min(1 - left - right, 1 - top - bottom)))
+    x, y = round(side * left + (side * (1 - left - right) - size) / 2), round(side * top + (side * (1 - top - bottom) - size) / 2)
+    small = fit(picture, size)
+    framed, redraw = np.empty_like(picture), torch.ones(1, side, side, dtype=torch.bool)
+    framed[:] = picture.reshape(-1, picture.shape[2]).mean(0).astype(np.uint8)
+    framed[y : y + size, x : x + size] = small
+    redraw[:, y : y + size, x : x + size] = False
+    return framed, redraw
 
 
 def checked_pixels(array: Any) -> Pixels:

@@ -1,0 +1,78 @@
+"""What was drawn, as files: pictures, and beside each a JSON that draws it again."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from tessera.config import UserError
+from tessera.media.images import encode_png, to_array
+from tessera.sampling.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One sample on the disk."""
+
+    path: Path
+    prompt: str
+    seed: int
+
+
+def write_samples(
+    out: Path, request: Request, drawn: Sequence[Image.Image], made_by: Mapping[str, Any]
+) -> list[Written]:  # fmt: skip
+    """A png and a json for each."""
+    names, written = sample_names(request), []
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, (prompt, seed), picture in zip(names, request.rows(), drawn, strict=True):
+            path = out / f"{name}.png"
+            path.write_bytes(encode_png(to_array(picture, channels=len(picture.getbands()))))  # type: ignore[arg-type]
+            facts = recipe_of(request, prompt, seed, out) | {"made_by": dict(made_by)}
+            path.with_suffix(".json").write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf8")
+            written.append(Written(path, prompt, seed))
+    except OSError as error:
+        raise UserError(f"{out} cannot be written: {error.strerror or error}") from None
+    return written
+
+
+def sample_names(request: Request) -> list[str]:
+    """`<i>` for prompt i from 0 on, or `<i>-<k>` where each has several samples."""
+    return [str(i) if request.n == 1 else f"{i}-{k}" for i in range(len(request.prompts)) for k in range(request.n)]
+
+
+def recipe_of(request: Request, prompt: str, seed: int, out: Path) -> dict[str, Any]:
+    """A request for one sample alone, as `tessera sample RUN --request` reads it."""
+    facts: dict[str, Any] = {"prompt": prompt, "seed": seed, "n": 1}
+    if request.negative is not None:
+        facts["negative"] = request.negative
+    for name, given in (("image", request.image), ("mask", request.mask)):
+        if isinstance(given, (str, Path)):
+            facts[name] = os.path.relpath(given, out)
+    if request.outpaint:
+        facts["outpaint"] = dict(request.outpaint)
+    return facts | {"sample": request.options.model_dump(mode="json")}
+
+
+def refuse_existing(out: Path, names: Sequence[str]) -> None:
+    """A picture of an earlier call is never replaced."""
+    there = [name for name in names if (out / name).exists()]
+    if there:
+        raise UserError(
+            f"{out} already holds {there[0]}{f' and {len(there) - 1} more' if len(there) > 1 else ''}; name another --out"
+        )
+
+
+def next_folder(run: Path) -> Path:
+    """`RUN/drawn/001`, or the next free number: where samples go when no --out is named."""
+    number = 1
+    while (run / "drawn" / f"{number:03d}").exists():
+        number += 1
+    return run / "drawn" / f"{number:03d}"

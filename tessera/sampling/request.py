@@ -1,0 +1,95 @@
+"""A request: what to draw, from the command line, a file or Python; complete, so that it can lie beside what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tessera.config import Config, Layer, UserError, build, layer_of, nearest, read_yaml
+
+MOST_SAMPLES = 100_000
+KEYS = ("prompt", "prompts", "n", "seed", "negative", "image", "mask", "outpaint", "sample", "made_by")
+SIDES = ("left", "right", "top", "bottom")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Sample k of a prompt has the seed `seed + k`, whatever else is asked: a picture is a function of its own seed."""
+
+    prompts: tuple[str, ...]
+    options: Any  # the recipe's sample section, with this call's values
+    n: int = 1
+    seed: int = 0
+    negative: str | None = None
+    image: Any = None  # a file, a PIL image or an array
+    mask: Any = None  # the same: white is drawn anew
+    outpaint: Mapping[str, float] = field(default_factory=dict)  # side -> share of the new picture that is drawn there
+
+    def rows(self) -> list[tuple[str, int]]:
+        """Prompt and seed of every sample, prompt by prompt."""
+        return [(prompt, self.seed + k) for prompt in self.prompts for k in range(self.n)]
+
+
+def make_request(
+    options: Config, prompts: Sequence[str], *, n: int = 1, seed: int = 0, negative: str | None = None, image: Any = None,
+    mask: Any = None, outpaint: Mapping[str, float] | None = None, changes: Mapping[str, Any] | None = None,
+) -> Request:  # fmt: skip
+    """Checks what was asked. `changes` are values of the sample section for this call."""
+    if not prompts:
+        raise UserError('nothing to draw: give a prompt, --prompts FILE or --request FILE; an empty prompt is ""')
+    if not isinstance(n, int) or not 1 <= n <= MOST_SAMPLES // len(prompts):
+        raise UserError(f"n is {n!r}; expected 1 or more samples of each prompt, and at most {MOST_SAMPLES:,} in all")
+    if not isinstance(seed, int) or not 0 <= seed < 2**62:
+        raise UserError(f"seed is {seed!r}; expected a whole number from 0 up")
+    if wrong := [prompt for prompt in prompts if not isinstance(prompt, str)]:
+        raise UserError(f"a prompt is {wrong[0]!r}; expected text")
+    if image is None and (mask is not None or outpaint):
+        raise UserError(f"{'outpaint' if outpaint else 'mask'} is given without an image; give --image FILE, too")
+    if mask is not None and outpaint:
+        raise UserError("mask and outpaint both say where something new is drawn; give one of them")
+    layers = [layer_of(options, "the run's sample section"), Layer.of(dict(changes or {}), "sample")]
+    return Request(
+        prompts=tuple(prompts), options=build(type(options), layers), n=n, seed=seed, negative=negative, image=image, mask=mask,
+        outpaint=checked_sides(outpaint or {}),
+    )  # fmt: skip
+
+
+def checked_sides(outpaint: Mapping[str, Any]) -> dict[str, float]:
+    """Side -> share of the new picture; opposite sides together leave something of the old one."""
+    for side, share in outpaint.items():
+        if side not in SIDES or not isinstance(share, (int, float)) or not 0 <= share < 1:
+            raise UserError(f"outpaint has {side}: {share!r}; expected left, right, top or bottom, each a share from 0 to 0.9")
+    shares = {side: float(outpaint.get(side, 0)) for side in SIDES}
+    if max(shares["left"] + shares["right"], shares["top"] + shares["bottom"]) > 0.9:
+        raise UserError(f"outpaint {dict(outpaint)} leaves less than a tenth of the picture; lower its shares")
+    return {side: share for side, share in shares.items() if share > 0}
+
+
+def read_request(path: Path) -> dict[str, Any]:
+    """A YAML or JSON file -> arguments of `make_request`. The JSON beside a picture is such a file; its paths are relative to
+    where it lies."""
+    values = dict(read_yaml(path).values)
+    if unknown := [key for key in values if key not in KEYS]:
+        hint = nearest(unknown[0], KEYS)
+        meant = f"; did you mean {hint!r}?" if hint else ""
+        raise UserError(f"{path}: a request has no {unknown[0]!r}{meant}; it has {', '.join(KEYS[:-1])}")
+    prompts = values.get("prompts", values.get("prompt", []))
+    prompts = [prompts] if isinstance(prompts, str) else prompts
+    changes = values.get("sample", {})
+    if not isinstance(prompts, list) or not isinstance(changes, Mapping) or not isinstance(values.get("outpaint", {}), Mapping):
+        raise UserError(f"{path}: expected a prompt or a list of prompts, and sections for sample and outpaint")
+    files = {key: str(path.parent / values[key]) for key in ("image", "mask") if values.get(key) is not None}
+    plain = {key: values[key] for key in ("n", "seed", "negative", "outpaint") if values.get(key) is not None}
+    return {"prompts": prompts, "changes": changes, **plain, **files}
+
+
+def read_prompts(path: Path) -> list[str]:
+    """One a line, as they are; an empty line in the middle is an empty prompt."""
+    try:
+        text = path.read_text(encoding="utf8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as text: {error}; expected one prompt a line, UTF-8") from None
+    lines = [line.rstrip("\r") for line in text.split("\n")]
+    return lines[:-1] if lines and not lines[-1] else lines

@@ -1,0 +1,64 @@
+"""A call of the command line from a run's folder to written files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tessera.config import UserError, parse_sets
+from tessera.sampling.export import Written, next_folder, refuse_existing, sample_names, write_samples
+from tessera.sampling.request import Request, make_request, read_prompts, read_request
+from tessera.sampling.session import Session, load
+from tessera.sampling.stored import our_version
+
+
+def draw_to_files(
+    run: Path, prompts: Sequence[str], *, prompts_file: Path | None = None, request_file: Path | None = None,
+    named: Mapping[str, Any], flags: Mapping[str, Any], sets: Sequence[str] = (), out: Path | None = None,
+    checkpoint: str | None = None,
+) -> tuple[list[Written], Path]:  # fmt: skip
+    """`named` are n, seed, negative, image and mask; `flags` are values of the sample section. Later ones win: the run's sample
+    section, the request's file, flags, --set sample.KEY=VALUE."""
+    session = load(run, checkpoint=checkpoint)
+    request = read_call(session, prompts, prompts_file, request_file, named, {**flags, **sample_values(sets)})
+    folder = out or next_folder(run)
+    refuse_existing(folder, [f"{name}{suffix}" for name in sample_names(request) for suffix in (".png", ".json")])
+    return write_samples(folder, request, session.serve(request), made_by(session)), folder
+
+
+def read_call(
+    session: Session, prompts: Sequence[str], prompts_file: Path | None, request_file: Path | None, named: Mapping[str, Any],
+    changes: Mapping[str, Any],
+) -> Request:  # fmt: skip
+    """One request from all places that may hold a part of it."""
+    if sum(map(bool, (prompts, prompts_file, request_file and read_request(request_file)["prompts"]))) > 1:
+        raise UserError("prompts come from the command line, from --prompts and from --request; give one of them")
+    asked = read_request(request_file) if request_file is not None else {"prompts": list(prompts), "changes": {}}
+    asked["prompts"] = asked["prompts"] or list(prompts)
+    if prompts_file is not None:
+        asked["prompts"] = read_prompts(prompts_file)
+    asked["changes"] = {**asked["changes"], **changes}
+    return make_request(session.config.sample, **{**asked, **named})
+
+
+def sample_values(sets: Sequence[str]) -> dict[str, Any]:
+    """`--set sample.order=critic` -> {"order": "critic"}."""
+    values = dict(parse_sets(sets).values)
+    found = values.pop("sample", {})
+    if values or not isinstance(found, dict):
+        raise UserError(
+            f"--set {next(iter(values), 'sample')}: only values of the sample section can be changed here: sample.KEY"
+        )
+    return found
+
+
+def made_by(session: Session) -> dict[str, Any]:
+    """Which weights drew: for whoever asks later why a picture came out otherwise."""
+    return {
+        "tessera": our_version(),
+        "recipe": session.recipe.name,
+        "model": session.path.name,
+        "device": session.device.type,
+        "stages": {name: {"step": session.steps[name], "weights": session.hashes[name]} for name in session.steps},
+    }
