@@ -119,10 +119,8 @@ def sample(
         print(f"{sample.path}  seed {sample.seed}  {sample.prompt}")
     if len(written) > 20:
         print(f"... {len(written):,} pictures in {folder}")
-    name = shlex.quote(str(run))
-    print(
-        f"next: tessera sample {name} --request {shlex.quote(str(written[0].path.with_suffix('.json')))}   or   tessera evaluate {name}"
-    )
+    name, again = shlex.quote(str(run)), shlex.quote(str(written[0].path.with_suffix(".json")))
+    print(f"next: tessera sample {name} --request {again}   draws the first again   or   tessera evaluate {name}")
 
 
 @app.command()

@@ -34,9 +34,9 @@ class Request:
 
 def make_request(
     options: Config, prompts: Sequence[str], *, n: int = 1, seed: int = 0, negative: str | None = None, image: Any = None,
-    mask: Any = None, outpaint: Mapping[str, float] | None = None, changes: Mapping[str, Any] | None = None,
+    mask: Any = None, outpaint: Mapping[str, float] | None = None, changes: Sequence[Mapping[str, Any]] = (),
 ) -> Request:  # fmt: skip
-    """Checks what was asked. `changes` are values of the sample section for this call."""
+    """Checks what was asked. `changes` are values of the sample section for this call; later ones win."""
     if not prompts:
         raise UserError('nothing to draw: give a prompt, --prompts FILE or --request FILE; an empty prompt is ""')
     if not isinstance(n, int) or not 1 <= n <= MOST_SAMPLES // len(prompts):
@@ -49,7 +49,7 @@ def make_request(
         raise UserError(f"{'outpaint' if outpaint else 'mask'} is given without an image; give --image FILE, too")
     if mask is not None and outpaint:
         raise UserError("mask and outpaint both say where something new is drawn; give one of them")
-    layers = [layer_of(options, "the run's sample section"), Layer.of(dict(changes or {}), "sample")]
+    layers = [layer_of(options, "the run's sample section"), *(Layer.of(dict(change), "sample") for change in changes)]
     return Request(
         prompts=tuple(prompts), options=build(type(options), layers), n=n, seed=seed, negative=negative, image=image, mask=mask,
         outpaint=checked_sides(outpaint or {}),
@@ -82,7 +82,7 @@ def read_request(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: expected a prompt or a list of prompts, and sections for sample and outpaint")
     files = {key: str(path.parent / values[key]) for key in ("image", "mask") if values.get(key) is not None}
     plain = {key: values[key] for key in ("n", "seed", "negative", "outpaint") if values.get(key) is not None}
-    return {"prompts": prompts, "changes": changes, **plain, **files}
+    return {"prompts": prompts, "changes": (changes,), **plain, **files}
 
 
 def read_prompts(path: Path) -> list[str]:

@@ -32,14 +32,12 @@ def read_call(
     changes: Mapping[str, Any],
 ) -> Request:  # fmt: skip
     """One request from all places that may hold a part of it."""
-    if sum(map(bool, (prompts, prompts_file, request_file and read_request(request_file)["prompts"]))) > 1:
+    asked: dict[str, Any] = {"prompts": [], "changes": ()} if request_file is None else read_request(request_file)
+    places = [list(prompts), asked["prompts"], [] if prompts_file is None else read_prompts(prompts_file)]
+    if sum(map(bool, places)) > 1:
         raise UserError("prompts come from the command line, from --prompts and from --request; give one of them")
-    asked = read_request(request_file) if request_file is not None else {"prompts": list(prompts), "changes": {}}
-    asked["prompts"] = asked["prompts"] or list(prompts)
-    if prompts_file is not None:
-        asked["prompts"] = read_prompts(prompts_file)
-    asked["changes"] = {**asked["changes"], **changes}
-    return make_request(session.config.sample, **{**asked, **named})
+    found = {"prompts": next(filter(None, places), []), "changes": (*asked["changes"], changes)}
+    return make_request(session.config.sample, **{**asked, **named, **found})
 
 
 def sample_values(sets: Sequence[str]) -> dict[str, Any]:

@@ -78,19 +78,12 @@ class Session:
     ) -> list[Image.Image]:  # fmt: skip
         """n pictures of each prompt, prompt by prompt; `options` are values of the sample section: {"steps": 32}."""
         asked = [prompts] if isinstance(prompts, str) else list(prompts)
-        return self.serve(
-            make_request(
-                self.config.sample,
-                asked,
-                n=n,
-                seed=seed,
-                negative=negative,
-                image=image,
-                mask=mask,
-                outpaint=outpaint,
-                changes=options,
-            )  # fmt: skip
-        )
+        changes = () if options is None else (options,)
+        request = make_request(
+            self.config.sample, asked, n=n, seed=seed, negative=negative, image=image, mask=mask, outpaint=outpaint,
+            changes=changes,
+        )  # fmt: skip
+        return self.serve(request)
 
     def serve(self, request: Request) -> list[Image.Image]:
         """Chunks of one size, the last one padded: so a picture is the same whatever else is asked with it."""
