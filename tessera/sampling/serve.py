@@ -36,7 +36,7 @@ def read_call(
     places = [list(prompts), asked["prompts"], [] if prompts_file is None else read_prompts(prompts_file)]
     if sum(map(bool, places)) > 1:
         raise UserError("prompts come from the command line, from --prompts and from --request; give one of them")
-    found = {"prompts": next(filter(None, places), []), "changes": (*asked["changes"], changes)}
+    found: dict[str, Any] = {"prompts": next(filter(None, places), []), "changes": (*asked["changes"], changes)}
     return make_request(session.config.sample, **{**asked, **named, **found})
 
 
