@@ -14,7 +14,8 @@ from tessera.contracts import Context
 from tessera.generators.masked.losses import MaskedLossConfig, MaskedLosses
 from tessera.generators.masked.masking import capacity, gather_hidden, hide, masking_times, num_hidden
 from tessera.generators.masked.model import MaskedConfig, MaskedTransformer, digit_sizes
-from tessera.generators.masked.sample import MaskedSampleConfig, halton_order, num_revealed, sample
+from tessera.generators.masked.order import halton_order, num_revealed
+from tessera.generators.masked.sample import MaskedSampleConfig, sample
 from tessera.text.bytes import ByteEncoder, ByteTextConfig, read_bytes
 
 GRID, VOCABULARY = (3, 4), 20
@@ -177,10 +178,14 @@ def test_a_grid_of_four_axes_is_refused() -> None:
 
 @pytest.mark.parametrize(("steps", "tokens"), [(1, 16), (8, 16), (18, 64), (40, 16)])
 def test_every_step_reveals_and_the_last_one_all(steps: int, tokens: int) -> None:
-    counts = [num_revealed(step, steps, tokens) for step in range(steps)]
-    assert counts == sorted(counts)
-    assert counts[-1] == tokens
-    assert counts[0] >= 1
+    some = torch.tensor([tokens, 3, 0])
+    counts = num_revealed(steps, some)
+    assert torch.equal(counts[0], torch.zeros(3, dtype=torch.long))
+    assert torch.equal(counts[-1], some)
+    assert (counts[1:] >= counts[:-1]).all()
+    assert counts[1, 0] >= 1
+    visible = [tokens - math.floor(math.cos((step + 1) / steps * math.pi / 2) * tokens + 1e-9) for step in range(steps)]
+    assert counts[1:, 0].tolist() == [min(tokens, max(seen, step + 1)) for step, seen in enumerate(visible)]
 
 
 @pytest.mark.parametrize("order", ["halton", "confidence"])
