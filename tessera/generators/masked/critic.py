@@ -21,7 +21,10 @@ class HeadCriticConfig(Config):
     """A critic that reads the generator's own features."""
 
     kind: Literal["head"] = "head"
-    """One linear layer; sampling with it needs a second pass of the generator."""
+    """One linear layer on the features of a second pass, over the filled grid."""
+    weight: float = Field(0.5, ge=0)
+    """Of the critic's loss in the generator's own. 0 trains the layer alone, which sees little: a generator that is only asked
+    for hidden tokens has no reason to compare visible ones with their surroundings."""
     optim: OptimConfig = CRITIC_OPTIM
     """Optimizer of the critic."""
 
@@ -81,10 +84,12 @@ def build_critic(
     return CriticNet(config.model, generator.vocab_size, generator.grid, text_width, low)
 
 
-def judge(critic: nn.Module, generator: MaskedTransformer, ids: Tensor, text: TextStates, low: Tensor | None) -> Tensor:
-    """Logits b n that tokens are wrong, by either kind. The generator is not trained by what a head makes of its features."""
+def judge(
+    critic: nn.Module, generator: MaskedTransformer, ids: Tensor, text: TextStates, low: Tensor | None, *, through: bool = False
+) -> Tensor:
+    """Logits b n that tokens are wrong, by either kind. `through` lets gradients of a head pass on into the generator."""
     if isinstance(critic, CriticHead):
-        with torch.no_grad():
+        with torch.set_grad_enabled(through):
             features = generator(ids, text, low)
         return critic(features)
     return critic(ids, text, low)

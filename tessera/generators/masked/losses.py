@@ -58,6 +58,9 @@ class MaskedLosses:
     """The turns and the validation measure, for one configuration."""
 
     config: MaskedLossConfig
+    joint: float = (
+        0.0  # weight of a critic that is trained in the generator's own turn; 0: it has one of its own, or there is none
+    )
 
     def turn(self, nets: Nets, batch: TokenBatch, context: Context) -> Loss:
         """Hide tokens, take some captions away, guess. A critic is handed what was guessed."""
@@ -69,7 +72,8 @@ class MaskedLosses:
             low = disturb(low, net.embed_low.vocab_size, self.config.low_noise, seed, step, positions)
         recalls = chance(RECALL_PROB, seed, step, positions, RECALL)
         given = Given(encode_text(nets, batch).without(dropped), low, recalls)
-        return guess(nets, batch, given, context, step, self.config.label_smoothing)
+        loss = guess(nets, batch, given, context, step, self.config.label_smoothing)
+        return add_verdict(loss, verdict(nets, loss.hand, through=True), self.joint) if self.joint else loss
 
     def critic_turn(self, nets: Nets, batch: TokenBatch, context: Context) -> Loss:
         """Judge what the generator's turn of this micro-batch handed on."""
@@ -82,8 +86,7 @@ class MaskedLosses:
         loss = guess(nets, batch, given, context, step=0, smoothing=0.0)
         if "critic" not in nets:
             return loss
-        judged = verdict(nets, loss.hand)
-        return replace(loss, parts={**loss.parts, "critic": judged.total.detach(), "critic_right": judged.parts["right"]})
+        return add_verdict(loss, verdict(nets, loss.hand), weight=0.0)
 
 
 def guess(nets: Nets, batch: TokenBatch, given: Given, context: Context, step: int, smoothing: float) -> Loss:
@@ -125,15 +128,21 @@ def fill(
     return torch.where(hidden, ids.flatten().scatter(0, places, drawn).view(ids.shape), ids)
 
 
-def verdict(nets: Nets, filled: Filled) -> Loss:
+def verdict(nets: Nets, filled: Filled, *, through: bool = False) -> Loss:
     """Binary cross-entropy of "this token is not the true one", over what was guessed. Tokens that were visible are right by
     construction: counting them would teach that most are, while in sampling every token that is judged was once guessed."""
-    logits = judge(nets["critic"], generator_of(nets), filled.ids, filled.given.text, filled.given.low)
+    logits = judge(nets["critic"], generator_of(nets), filled.ids, filled.given.text, filled.given.low, through=through)
     each = F.binary_cross_entropy_with_logits(logits, filled.wrong.float(), reduction="none")
     right = ((logits > 0) == filled.wrong) & filled.guessed
     wrong = filled.wrong & filled.guessed
     total, weight = (each * filled.guessed).sum(), filled.guessed.sum().float()
     return Loss(total, weight, {"right": right.sum().float(), "wrong_tokens": wrong.sum().float()})
+
+
+def add_verdict(loss: Loss, judged: Loss, weight: float) -> Loss:
+    """The generator's loss with the critic's numbers, and with its loss at a weight; both count the same tokens."""
+    parts = {"critic": judged.total.detach(), "critic_right": judged.parts["right"]}
+    return replace(loss, total=loss.total + weight * judged.total, parts={**loss.parts, **parts})
 
 
 def detached(given: Given) -> Given:

@@ -90,7 +90,7 @@ def cloned(item: Any) -> Any:
     """The same with tensors of its own."""
     if isinstance(item, Tensor):
         return item.clone()
-    if not is_dataclass(item):
+    if not is_dataclass(item) or isinstance(item, type):
         return item
     return replace(item, **{part.name: cloned(getattr(item, part.name)) for part in fields(item)})
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from tessera.config import Config, OptimConfig
 from tessera.contracts import Best, Stage, Turn
-from tessera.generators.masked.critic import TokenCriticConfig, build_critic
+from tessera.generators.masked.critic import HeadCriticConfig, TokenCriticConfig, build_critic
 from tessera.generators.masked.losses import MaskedLossConfig, MaskedLosses
 from tessera.generators.masked.model import Block, Low, MaskedConfig, MaskedTransformer
 
@@ -49,14 +49,18 @@ def build_nets(
 
 
 def build_stage(config: MaskedStageConfig, nets: dict[str, nn.Module]) -> Stage:
-    """What `build_nets` made, and how it is trained. The critic has a turn of its own, after the generator's."""
-    losses = MaskedLosses(config.loss)
-    trained = tuple(name for name in nets if name != "critic")
-    optim = dict.fromkeys(trained, config.optim)
+    """What `build_nets` made, and how it is trained. A critic has a turn of its own, after the generator's; a head with a weight
+    is trained in the generator's, whose features it shapes."""
+    joint = config.critic.weight if isinstance(config.critic, HeadCriticConfig) else 0.0
+    losses = MaskedLosses(config.loss, joint)
+    alone = config.critic is not None and not joint
+    trained = tuple(name for name in nets if not (alone and name == "critic"))
     turns = [Turn(name="generator", trains=trained, loss=losses.turn, max_grad_norm=config.optim.max_grad_norm)]
+    optim = dict.fromkeys(nets, config.optim)
     if config.critic is not None:
-        limit = config.critic.optim.max_grad_norm
         optim["critic"] = config.critic.optim
+    if config.critic is not None and not joint:
+        limit = config.critic.optim.max_grad_norm
         turns.append(Turn(name="critic", trains=("critic",), loss=losses.critic_turn, max_grad_norm=limit))
     return Stage(
         nets=nets,
