@@ -144,6 +144,14 @@ def normal(seed: int, positions: Tensor, size: int, stream: int = 0) -> Tensor:
     return radius * torch.cos(2 * math.pi * uniform(seed, positions, size, -2 * stream - 2))
 
 
+def mix_tensors(*values: Tensor) -> Tensor:
+    """`mix` of int64 tensors that broadcast: the same bits, for numbers that the host must not wait for."""
+    mixed = _mix_tensor(0, values[0])
+    for value in values[1:]:
+        mixed = _mix_tensor(mixed, value)
+    return mixed
+
+
 def _mix_tensor(start: int | Tensor, values: Tensor) -> Tensor:
     """int64 arithmetic wraps as uint64 does; right shifts are masked, because torch's are arithmetic."""
     mixed = values + start + _signed(_GAMMA)

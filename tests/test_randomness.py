@@ -12,7 +12,19 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tessera.randomness import _mix_tensor, _signed, fraction, mix, mix_array, mix_text, normal, permute, permute_one, uniform
+from tessera.randomness import (
+    _mix_tensor,
+    _signed,
+    fraction,
+    mix,
+    mix_array,
+    mix_tensors,
+    mix_text,
+    normal,
+    permute,
+    permute_one,
+    uniform,
+)
 
 WORD = st.integers(-(2**63), 2**63 - 1)
 
@@ -45,6 +57,14 @@ def test_python_numpy_and_torch_give_the_same_bits(start: int, values: list[int]
     assert found.numpy().view(np.uint64).tolist() == wanted
     starts = torch.full((len(values),), _signed(mix(start)), dtype=torch.int64)
     assert torch.equal(_mix_tensor(starts, torch.tensor(values, dtype=torch.int64)), found)
+
+
+@given(st.lists(WORD, min_size=1, max_size=4), WORD)
+@settings(max_examples=50, deadline=None)
+def test_tensors_mix_as_numbers_do(values: list[int], other: int) -> None:
+    columns = [torch.tensor([value, other]) for value in values[:-1]] + [torch.tensor(values[-1])]  # the last one broadcasts
+    found = mix_tensors(*columns).view(-1).numpy().view(np.uint64).tolist()
+    assert found == [mix(*values), mix(*[other] * (len(values) - 1), values[-1])][: len(found)]
 
 
 def test_order_and_number_of_values_matter() -> None:

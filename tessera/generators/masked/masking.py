@@ -1,4 +1,4 @@
-"""Which tokens are hidden in training: a function of seed, step and place in the stream, whatever batch a sample is in."""
+"""What is hidden or disturbed in training: a function of seed, step and place in the stream, whatever batch a sample is in."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from tessera.randomness import fraction, mix, uniform
 
 GOLDEN = (math.sqrt(5) - 1) / 2
-TIME, ORDER, TEXT = 11, 12, 13  # streams of random numbers
+TIME, ORDER, TEXT, RECALL, FILL, LOW_SHARE, LOW_PLACE, LOW_TOKEN = range(11, 19)  # streams of random numbers
 
 
 def masking_times(seed: int, step: int, positions: Tensor) -> Tensor:
@@ -34,6 +34,20 @@ def hide(seed: int, step: int, positions: Tensor, num_tokens: int) -> Tensor:
     scores = uniform(mix(seed, step) >> 1, positions, num_tokens, stream=ORDER)
     ranks = scores.argsort(dim=1).argsort(dim=1)
     return ranks < num_hidden(masking_times(seed, step, positions), num_tokens)[:, None]
+
+
+def chance(prob: float, seed: int, step: int, positions: Tensor, stream: int) -> Tensor:
+    """b bool, True that often."""
+    return uniform(mix(seed, step) >> 1, positions, 1, stream)[:, 0] < prob
+
+
+def disturb(low: Tensor, vocab_size: int, most: float, seed: int, step: int, positions: Tensor) -> Tensor:
+    """b k ids with some replaced by any others: of each sample a share between 0 and `most`. A generator that refines another's
+    tokens sees flawless ones in training and flawed ones in use; so it learns not to trust each single one (Ho et al. 2021)."""
+    key, size = mix(seed, step) >> 1, low.shape[1]
+    share = most * uniform(key, positions, 1, LOW_SHARE)
+    others = (uniform(key, positions, size, LOW_TOKEN).double() * vocab_size).long()
+    return torch.where(uniform(key, positions, size, LOW_PLACE) < share, others, low)
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,9 +1,10 @@
-"""The network: a bidirectional transformer over a token grid, with cross-attention to text."""
+"""The network: a bidirectional transformer over a token grid, with cross-attention to text and a coarser grid added by place."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -32,12 +33,38 @@ class MaskedConfig(Config):
     """Attention heads of each layer."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout after attention and feed-forward."""
+    self_conditioning: bool = False
+    """Give the features of an earlier pass to the next one; training then runs two passes, sampling no more than before."""
 
     @model_validator(mode="after")
     def _heads(self) -> MaskedConfig:
         if self.width % self.heads or self.width // self.heads % 2:
             raise ValueError(f"width {self.width} does not split into {self.heads} heads of even width")
         return self
+
+
+@dataclass(frozen=True, slots=True)
+class Low:
+    """The coarser grid of a super-resolution generator."""
+
+    vocab_size: int
+    grid: tuple[int, ...]
+
+
+def cells_below(grid: Sequence[int], low: Sequence[int]) -> Tensor:
+    """n: for every cell of a grid, in raster order, the cell of a coarser one under its middle."""
+    if len(grid) != len(low) or any(coarse > fine for fine, coarse in zip(grid, low, strict=True)):
+        raise ValueError(f"a low grid {tuple(low)} does not lie under {tuple(grid)}; it needs as many axes, none of them longer")
+    flat = torch.zeros(math.prod(grid), dtype=torch.long)
+    for index, fine, coarse in zip(grid_coordinates(grid).unbind(-1), grid, low, strict=True):
+        flat = flat * coarse + (2 * index + 1) * coarse // (2 * fine)  # floor((index + 0.5) * coarse / fine), in whole numbers
+    return flat
+
+
+def no_text(num_samples: int, width: int, device: torch.device | None = None) -> TextStates:
+    """What a generator without captions is given: one state that nothing sees."""
+    states = torch.zeros(num_samples, 1, width, device=device)
+    return TextStates(states, torch.zeros(num_samples, 1, dtype=torch.bool, device=device), states[:, 0])
 
 
 def digit_sizes(vocab_size: int) -> tuple[int, ...]:
@@ -47,6 +74,32 @@ def digit_sizes(vocab_size: int) -> tuple[int, ...]:
         return (vocab_size,)
     low = next(size for size in range(math.isqrt(vocab_size), 0, -1) if vocab_size % size == 0)
     return (vocab_size,) if low < 2 else (low, vocab_size // low)
+
+
+class TokenEmbedding(nn.Module):
+    """Ids -> vectors of unit variance, the sum over digits. `vocab_size` itself is a hidden token, the last row of each table."""
+
+    def __init__(self, vocab_size: int, width: int) -> None:
+        super().__init__()
+        self.vocab_size, self.digits = vocab_size, digit_sizes(vocab_size)
+        self.tables = nn.ModuleList(nn.Embedding(size + 1, width) for size in self.digits)
+        for table in self.tables:
+            nn.init.normal_(table.weight, std=1 / math.sqrt(len(self.digits)))  # type: ignore[arg-type]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """... -> ... d"""
+        return torch.stack([table(digit) for table, digit in zip(self.tables, self.split(ids), strict=True)]).sum(0)
+
+    def split(self, ids: Tensor) -> list[Tensor]:
+        """Ids -> digits, the last one changing fastest; a hidden token is hidden in every digit."""
+        if len(self.digits) == 1:
+            return [ids]
+        hidden, (high, low) = ids == self.vocab_size, self.digits
+        return [(ids // low).masked_fill(hidden, high), (ids % low).masked_fill(hidden, low)]
+
+    def join(self, digits: Sequence[Tensor]) -> Tensor:
+        """The inverse of `split`, of visible tokens."""
+        return digits[0] if len(digits) == 1 else digits[0] * self.digits[1] + digits[1]
 
 
 class Block(nn.Module):
@@ -74,17 +127,22 @@ class Block(nn.Module):
         return F.dropout(x, self.dropout, self.training)
 
 
-class MaskedTransformer(nn.Module):
-    """Visible tokens and text in, a distribution for every hidden token out. `vocab_size` itself is the id of a hidden token."""
+class Trunk(nn.Module):
+    """Tokens, text and coarser tokens in, features of every place out: what the generator and its critic share in kind."""
 
     angles: Tensor
+    below: Tensor
 
-    def __init__(self, config: MaskedConfig, vocab_size: int, grid: Sequence[int], text_width: int) -> None:
+    def __init__(
+        self, config: MaskedConfig, vocab_size: int, grid: Sequence[int], text_width: int, low: Low | None = None
+    ) -> None:
         super().__init__()
         width = config.width
-        self.vocab_size, self.mask_id, self.grid = vocab_size, vocab_size, tuple(grid)
-        self.digits = digit_sizes(vocab_size)
-        self.embed = nn.ModuleList(nn.Embedding(size + 1, width) for size in self.digits)  # the last row: hidden
+        self.vocab_size, self.mask_id, self.grid, self.width = vocab_size, vocab_size, tuple(grid), width
+        self.embed = TokenEmbedding(vocab_size, width)
+        self.embed_low = None if low is None else TokenEmbedding(low.vocab_size, width)
+        self.num_low = 0 if low is None else math.prod(low.grid)
+        self.recall = linear(width, width, gain=0) if config.self_conditioning else None
         self.places = nn.ParameterList(torch.randn(size, width) / math.sqrt(len(self.grid)) for size in self.grid)
         self.null = nn.Parameter(torch.randn(1, 1, text_width) * 0.02)  # what is attended to when there is no text
         self.share = nn.Sequential(linear(256, width, bias=True), nn.SiLU(), linear(width, width, bias=True))
@@ -92,17 +150,15 @@ class MaskedTransformer(nn.Module):
         self.condition = linear(width, 9 * width, gain=0, bias=True)
         self.blocks = nn.ModuleList(Block(config, text_width) for _ in range(config.depth))
         self.norm = nn.RMSNorm(width)
-        self.head = linear(width, sum(self.digits), gain=0.02 * math.sqrt(width), bias=True)
-        for table in self.embed:
-            nn.init.normal_(table.weight, std=1 / math.sqrt(len(self.digits)))  # type: ignore[arg-type]
         angles = rotary_angles(grid_coordinates(self.grid), width // config.heads)
         self.register_buffer("angles", angles, persistent=False)
+        below = torch.zeros(0, dtype=torch.long) if low is None else cells_below(self.grid, low.grid)
+        self.register_buffer("below", below, persistent=False)
 
-    def forward(self, ids: Tensor, text: TextStates) -> Tensor:
-        """ids b n, hidden ones `mask_id` -> features b n d, for `logits`."""
+    def forward(self, ids: Tensor, text: TextStates, low: Tensor | None = None, previous: Tensor | None = None) -> Tensor:
+        """ids b n, hidden ones `mask_id`; low b k, tokens of the coarser grid; previous b n d, features of an earlier pass."""
         hidden = (ids == self.mask_id).float().mean(1)
-        x = torch.stack([table(digit) for table, digit in zip(self.embed, self.split(ids), strict=True)]).sum(0)
-        x = x + self.absolute()
+        x = self.embed(ids) + self.absolute() + self._from_low(low) + self._from_previous(previous)
         condition = self.share(frequencies_of(hidden, 256)) + self.pooled(text.pooled)
         shifts = self.condition(F.silu(condition)).unflatten(-1, (9, -1))
         states = torch.cat([self.null.expand(len(ids), -1, -1).to(text.states.dtype), text.states], dim=1)
@@ -117,17 +173,44 @@ class MaskedTransformer(nn.Module):
         coordinates = grid_coordinates(self.grid, self.angles.device)
         return torch.stack([table[index] for table, index in zip(self.places, coordinates.unbind(-1), strict=True)]).sum(0)
 
+    def _from_low(self, low: Tensor | None) -> Tensor | float:
+        """Each token gets the coarse one below it; self-attention brings in that one's neighbours."""
+        if self.embed_low is None:
+            if low is not None:
+                raise ValueError("this generator was built without a coarser grid, and got tokens `low`; build it with Low(...)")
+            return 0.0
+        if low is None or low.shape[1] != self.num_low:
+            found = "none" if low is None else f"{low.shape[1]}"
+            raise ValueError(f"this generator refines a coarser grid of {self.num_low} tokens, and got {found} as `low`")
+        return self.embed_low(low)[:, self.below]
+
+    def _from_previous(self, previous: Tensor | None) -> Tensor | float:
+        """Self-conditioning (Chen et al. 2022, section 3.2); it starts at 0, and 0 stands for no earlier pass."""
+        if previous is None:
+            return 0.0
+        if self.recall is None:
+            raise ValueError("features of an earlier pass, but self_conditioning is off")
+        return self.recall(previous)
+
+
+class MaskedTransformer(Trunk):
+    """The generator: a distribution for every hidden token."""
+
+    def __init__(
+        self, config: MaskedConfig, vocab_size: int, grid: Sequence[int], text_width: int, low: Low | None = None
+    ) -> None:
+        super().__init__(config, vocab_size, grid, text_width, low)
+        self.digits = self.embed.digits
+        self.head = linear(config.width, sum(self.digits), gain=0.02 * math.sqrt(config.width), bias=True)
+
     def logits(self, features: Tensor) -> list[Tensor]:
         """... d -> ... size for every digit, fp32."""
         return list(self.head(features).float().split(self.digits, dim=-1))
 
     def split(self, ids: Tensor) -> list[Tensor]:
-        """Ids -> digits, the last one changing fastest; a hidden token is hidden in every digit."""
-        if len(self.digits) == 1:
-            return [ids]
-        hidden, (high, low) = ids == self.mask_id, self.digits
-        return [torch.where(hidden, high, ids // low), torch.where(hidden, low, ids % low)]
+        """Ids -> digits."""
+        return self.embed.split(ids)
 
     def join(self, digits: Sequence[Tensor]) -> Tensor:
-        """The inverse of `split`, of visible tokens."""
-        return digits[0] if len(digits) == 1 else digits[0] * self.digits[1] + digits[1]
+        """Digits -> ids."""
+        return self.embed.join(digits)

@@ -1,19 +1,28 @@
-"""Sampling: start with every token hidden, and reveal some at each step. A sample is a function of its own seed and text."""
+"""Sampling: start with every token hidden, and reveal some at each step. A sample is a function of its own seed, text and known
+tokens.
+
+All that changes from step to step lies in tensors, and shapes never change: one step can be recorded once and replayed for all
+of them (`replay`), and nothing waits for the device.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from pydantic import Field
-from torch import Tensor
+import torch.nn.functional as F
+from pydantic import Field, model_validator
+from torch import Tensor, nn
 
 from tessera.batches import TextStates
 from tessera.config import Config
+from tessera.generators.masked.critic import judge
+from tessera.generators.masked.drawing import draw
 from tessera.generators.masked.model import MaskedTransformer
-from tessera.randomness import mix, uniform
+from tessera.generators.masked.order import halton_ranks, lowest, num_revealed
+from tessera.randomness import mix, mix_tensors, uniform
 
 CHOICE, NOISE = 21, 22  # streams of random numbers
 
@@ -24,104 +33,183 @@ class MaskedSampleConfig(Config):
     steps: int = Field(18, ge=1)
     """Passes through the network."""
     guidance: float = Field(3.0, ge=0)
-    """Pull towards the text: logits of the unconditional branch plus this times the difference. 1 is none."""
+    """Pull towards the text: logits of the unconditional branch plus this times the difference. 1 is none, at half the cost."""
     guidance_ramp: bool = True
     """Rise linearly from 1 to the full guidance over the steps: early tokens stay varied."""
     temperature: float = Field(1.0, ge=0)
     """Of the choice of tokens; 0 takes the most probable."""
-    order: Literal["halton", "confidence"] = "halton"
-    """Which tokens are revealed first: an even spread over the grid, or the surest ones with some noise."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Choose only among the most probable tokens that together have this probability; of a large vocabulary, for each digit."""
+    order: Literal["halton", "confidence", "critic"] = "halton"
+    """Which tokens are revealed first: an even spread over the grid, the surest ones, or those that a critic believes in, which
+    also takes earlier ones back. The last two with some noise."""
     noise: float = Field(4.5, ge=0)
-    """With order confidence: strength of the Gumbel noise on it, falling to 0 over the steps."""
+    """With order confidence or critic: strength of the Gumbel noise on it, falling to 0 over the steps."""
+    remask: float = Field(0.0, ge=0, lt=1)
+    """Share of the tokens revealed before a step that are hidden again after it, the least sure first; others are revealed for
+    them."""
+
+    @model_validator(mode="after")
+    def _one_way_back(self) -> MaskedSampleConfig:
+        if self.order == "critic" and self.remask:
+            raise ValueError("order critic takes tokens back by itself; set remask=0, or another order")
+        return self
 
 
-def halton_order(grid: Sequence[int]) -> Tensor:
-    """The cells of a grid, each far from those before it: the places of a Halton sequence (Besnier et al. 2025)."""
-    primes = (2, 3, 5)
-    if len(grid) > len(primes):
-        raise ValueError(f"a grid of {len(grid)} axes; Halton order is defined here for at most {len(primes)}")
-    seen: dict[int, None] = {}
-    index, size = 1, math.prod(grid)
-    while len(seen) < size:
-        cell = 0
-        for axis, prime in zip(grid, primes, strict=False):
-            cell = cell * axis + int(radical_inverse(index, prime) * axis)
-        seen.setdefault(cell)
-        index += 1
-    return torch.tensor(list(seen))
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What stays the same over the steps. Two branches, with text and without, are one batch of twice the size."""
+
+    seeds: Tensor  # b int64
+    text: TextStates  # b or 2b
+    low: Tensor | None  # b or 2b, k
+    open: Tensor  # b n bool: to be drawn
+    ranks: Tensor  # n: place in Halton order
+    counts: Tensor  # steps + 1, b: how many of the open tokens are visible before each step
+    guidance: Tensor  # steps
+    noise: Tensor  # steps
 
 
-def radical_inverse(index: int, base: int) -> float:
-    """The digits of a number mirrored at the point."""
-    value, scale = 0.0, 1.0
-    while index:
-        scale /= base
-        index, digit = divmod(index, base)
-        value += digit * scale
-    return value
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a step changes."""
+
+    step: Tensor  # 1 int64
+    ids: Tensor  # b n
+    sure: Tensor  # b n: log-probability of each token when it was drawn
+    previous: Tensor | None  # b or 2b, n d: features of the last pass, for self-conditioning
 
 
-def num_revealed(step: int, steps: int, num_tokens: int) -> int:
-    """Tokens that are visible after a step: the cosine schedule of training, run backwards; at least one a step."""
-    visible = num_tokens - math.floor(math.cos((step + 1) / steps * math.pi / 2) * num_tokens + 1e-9)
-    return num_tokens if step + 1 == steps else min(num_tokens, max(visible, step + 1))
+@dataclass(frozen=True, slots=True)
+class Drawer:
+    """One way to sample from one generator."""
+
+    net: MaskedTransformer
+    config: MaskedSampleConfig
+    critic: nn.Module | None = None
+    smoothing: float = 0.0  # of the labels in training
+
+    def __post_init__(self) -> None:
+        if self.config.order == "critic" and self.critic is None:
+            raise ValueError("order critic needs a critic; train one (critic: {kind: net}), or choose order halton or confidence")
+
+    @property
+    def guided(self) -> bool:
+        """Whether there is a second branch."""
+        return self.config.guidance != 1
+
+    def prepare(
+        self, text: TextStates, seeds: Tensor, negative: TextStates | None, known: Tensor | None, low: Tensor | None
+    ) -> tuple[Setup, State]:
+        """Everything on the device, before the first step."""
+        net, steps, device = self.net, self.config.steps, seeds.device
+        shape = len(seeds), math.prod(net.grid)
+        ids = torch.full(shape, net.mask_id, device=device) if known is None else known.clone()
+        if ids.shape != shape:
+            raise ValueError(
+                f"known tokens of shape {tuple(ids.shape)}; expected {shape}, the grid {net.grid} of each seed as a row"
+            )
+        unknown = ids == net.mask_id
+        if self.guided:
+            none = text.without(torch.ones(len(seeds), dtype=torch.bool, device=device)) if negative is None else negative
+            text, low = join_texts(text, none), None if low is None else torch.cat([low, low])
+        progress = torch.arange(1, steps + 1, device=device) / steps
+        guidance = 1 + (self.config.guidance - 1) * (progress if self.config.guidance_ramp else torch.ones_like(progress))
+        counts, ranks = num_revealed(steps, unknown.sum(1)), halton_ranks(net.grid).to(device)
+        setup = Setup(seeds, text, low, unknown, ranks, counts, guidance, self.config.noise * (1 - progress))
+        previous = None if net.recall is None else torch.zeros(len(text.mask), shape[1], net.width, device=device)
+        return setup, State(torch.zeros(1, dtype=torch.long, device=device), ids, torch.zeros(shape, device=device), previous)
+
+    def step_once(self, setup: Setup, state: State) -> State:
+        """Guess every hidden token, reveal some."""
+        seen, wanted = (setup.counts.index_select(0, state.step + later)[0] for later in (0, 1))
+        guidance, noise = (table.index_select(0, state.step) for table in (setup.guidance, setup.noise))
+        keys = mix_tensors(setup.seeds, state.step)
+        drawn, sure, features = self.choose(setup, state, guidance, keys)
+        hidden = state.ids == self.net.mask_id
+        filled, sure = torch.where(hidden, drawn, state.ids), torch.where(hidden, sure, state.sure)
+        if self.config.order == "critic":
+            hide = self.doubtful(setup, filled, setup.open.sum(1) - wanted, noise, keys)
+        else:
+            back = (self.config.remask * seen).long().minimum(setup.open.sum(1) - wanted)  # 0 at the last step
+            first = self.first(setup, sure, noise, keys).masked_fill(~hidden, math.inf)
+            hide = hidden & ~lowest(first, wanted - seen + back)
+            if self.config.remask:
+                hide = hide | lowest(sure.masked_fill(hidden | ~setup.open, math.inf), back)
+        return State(state.step + 1, filled.masked_fill(hide, self.net.mask_id), sure, features)
+
+    def choose(self, setup: Setup, state: State, guidance: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """A token for every place, the logarithm of its probability, and features for the next step. Both branches go through
+        in one batch.
+
+        Smoothed labels put smoothing / size on every token. Drawn as they are, a tenth of all tokens would be noise, which an
+        order that does not ask for confidence never takes back; so tokens that the text does not lift off that floor are out.
+        """
+        ids, net = state.ids, self.net
+        features = net(torch.cat([ids, ids]) if self.guided else ids, setup.text, setup.low, state.previous)
+        digits, sure = [], torch.zeros_like(state.sure)
+        for index, logits in enumerate(net.logits(features)):
+            with_text, without = logits.chunk(2) if self.guided else (logits, logits)
+            guided = without + guidance * (with_text - without) if self.guided else logits
+            logs = guided.masked_fill(on_floor(with_text, self.smoothing), -math.inf) if self.smoothing else guided
+            logs = logs.log_softmax(-1)
+            numbers = uniform(mix(CHOICE, index) >> 1, keys, ids.shape[1])
+            digit = draw(logs, numbers, self.config.temperature, self.config.top_p)
+            digits.append(digit)
+            sure = sure + logs.gather(-1, digit[..., None])[..., 0]
+        return net.join(digits), sure, None if net.recall is None else features.float()
+
+    def first(self, setup: Setup, sure: Tensor, noise: Tensor, keys: Tensor) -> Tensor:
+        """b n: the lowest are revealed first."""
+        if self.config.order == "halton":
+            return setup.ranks.float().expand_as(sure)
+        return -sure - noise * gumbel(keys, sure.shape[1])
+
+    def doubtful(self, setup: Setup, filled: Tensor, counts: Tensor, noise: Tensor, keys: Tensor) -> Tensor:
+        """b n bool: so many open tokens that the critic believes in least (Lezama et al. 2022, algorithm 2)."""
+        assert self.critic is not None
+        size = len(filled)
+        text = TextStates(setup.text.states[:size], setup.text.mask[:size], setup.text.pooled[:size])
+        wrong = judge(self.critic, self.net, filled, text, None if setup.low is None else setup.low[:size])
+        return lowest((noise * gumbel(keys, filled.shape[1]) - wrong).masked_fill(~setup.open, math.inf), counts)
 
 
 @torch.no_grad()
 def sample(
     net: MaskedTransformer, text: TextStates, seeds: Tensor, config: MaskedSampleConfig,
     negative: TextStates | None = None, known: Tensor | None = None, smoothing: float = 0.0,
+    low: Tensor | None = None, critic: nn.Module | None = None,
 ) -> Tensor:  # fmt: skip
     """ids b n. `seeds` b int64; `negative` replaces the empty text of the other branch; `known` b n holds tokens that stay, and
-    `mask_id` where something is to be drawn; `smoothing` is that of the labels in training."""
-    size, num_tokens = len(seeds), math.prod(net.grid)
-    ids = torch.full((size, num_tokens), net.mask_id, device=seeds.device) if known is None else known.clone()
-    rank = torch.empty(num_tokens, dtype=torch.long, device=seeds.device)
-    rank[halton_order(net.grid).to(seeds.device)] = torch.arange(num_tokens, device=seeds.device)
-    none = text.without(torch.ones(size, dtype=torch.bool, device=seeds.device)) if negative is None else negative
-    for step in range(config.steps):
-        progress = (step + 1) / config.steps
-        guidance = 1 + (config.guidance - 1) * (progress if config.guidance_ramp else 1.0)
-        drawn, sure = choose(net, ids, text, none, guidance, seeds, step, config.temperature, smoothing)
-        hidden = ids == net.mask_id
-        if config.order == "halton":
-            score = -rank.double().expand_as(ids)
-        else:
-            draws = uniform(mix(NOISE, step), seeds, num_tokens).clamp(1e-9, 1 - 1e-7)
-            score = sure - config.noise * (1 - progress) * (-draws.log()).log()
-        wanted = num_revealed(step, config.steps, num_tokens)
-        score = torch.where(hidden, score, math.inf)
-        best = score.argsort(dim=1, descending=True, stable=True).argsort(dim=1) < wanted
-        ids = torch.where(hidden & best, drawn, ids)
-    return ids
+    `mask_id` where something is to be drawn; `smoothing` is that of the labels in training; `low` b k are coarser tokens to
+    refine; `critic` is for order critic."""
+    drawer = Drawer(net, config, critic, smoothing)
+    setup, state = drawer.prepare(text, seeds, negative, known, low)
+    for _ in range(config.steps):
+        state = drawer.step_once(setup, state)
+    return state.ids
 
 
-def choose(
-    net: MaskedTransformer, ids: Tensor, text: TextStates, none: TextStates, guidance: float, seeds: Tensor, step: int,
-    temperature: float, smoothing: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """A token for every place, and the logarithm of its probability. Both branches go through in one batch.
+def on_floor(logits: Tensor, smoothing: float) -> Tensor:
+    """... v bool: tokens no more probable than twice what smoothed labels give to each; never the most probable one."""
+    probs = logits.softmax(-1)
+    return (probs <= 2 * smoothing / logits.shape[-1]) & (probs < probs.amax(-1, keepdim=True))
 
-    Smoothed labels put smoothing / size on every token. Drawn as they are, a tenth of all tokens would be noise, which an order
-    that does not ask for confidence never takes back; so tokens that the text does not lift off that floor are left out.
-    """
-    features = net(torch.cat([ids, ids]), join_texts(text, none))
-    digits, sure = [], torch.zeros(ids.shape, dtype=torch.float64, device=ids.device)
-    for index, logits in enumerate(net.logits(features)):
-        with_text, without = logits.chunk(2)
-        guided = without + guidance * (with_text - without)
-        floor = with_text.softmax(-1) <= 2 * smoothing / logits.shape[-1]
-        logs = guided.masked_fill(floor, -math.inf).log_softmax(-1)
-        draws = uniform(mix(CHOICE, step, index), seeds, ids.shape[1] * logs.shape[-1]).view(logs.shape)
-        gumbel = -(-(draws.clamp(1e-9, 1 - 1e-7).log())).log()
-        digit = (logs + temperature * gumbel).argmax(-1)
-        digits.append(digit)
-        sure += logs.gather(-1, digit[..., None])[..., 0]
-    return net.join(digits), sure
+
+def gumbel(keys: Tensor, size: int) -> Tensor:
+    """b -> b size, Gumbel noise of mode 0."""
+    return -(-uniform(NOISE, keys, size).clamp(1e-9, 1 - 1e-7).log()).log()
 
 
 def join_texts(first: TextStates, second: TextStates) -> TextStates:
-    """One after the other, as one batch."""
-    return TextStates(
-        torch.cat([first.states, second.states]), torch.cat([first.mask, second.mask]), torch.cat([first.pooled, second.pooled])
-    )
+    """One after the other, as one batch, the shorter one filled up."""
+    length = max(first.mask.shape[1], second.mask.shape[1])
+    parts = [
+        (
+            F.pad(text.states, (0, 0, 0, length - text.mask.shape[1])),
+            F.pad(text.mask, (0, length - text.mask.shape[1])),
+            text.pooled,
+        )
+        for text in (first, second)
+    ]
+    return TextStates(*(torch.cat(pair) for pair in zip(*parts, strict=True)))

@@ -9,8 +9,9 @@ from torch import nn
 
 from tessera.config import Config, OptimConfig
 from tessera.contracts import Best, Stage, Turn
+from tessera.generators.masked.critic import HeadCriticConfig, TokenCriticConfig, build_critic
 from tessera.generators.masked.losses import MaskedLossConfig, MaskedLosses
-from tessera.generators.masked.model import Block, MaskedConfig, MaskedTransformer
+from tessera.generators.masked.model import Block, Low, MaskedConfig, MaskedTransformer
 
 
 class MaskedStageConfig(Config):
@@ -22,6 +23,8 @@ class MaskedStageConfig(Config):
     """What is hidden, and how guesses are scored."""
     optim: OptimConfig = OptimConfig(lr=1e-3, betas=(0.9, 0.98), weight_decay=0.03, warmup_steps=500)
     """Optimizer of the generator and of the text encoder that is trained with it."""
+    critic: TokenCriticConfig | None = None
+    """Trained beside the generator to tell its wrong tokens, for sampling with order critic; null trains none."""
     ema_decay: float = Field(0.999, ge=0, lt=1)
     """Decay of the averaged weights, which are the ones to use."""
     batch_size: int = Field(256, ge=1)
@@ -31,22 +34,40 @@ class MaskedStageConfig(Config):
 
 
 def build_nets(
-    config: MaskedStageConfig, *, vocab_size: int, grid: Sequence[int], text_width: int, encoder: nn.Module | None = None
-) -> dict[str, nn.Module]:
-    """Fresh nets from torch's current seed: the generator, and the text encoder that is trained with it, if there is one."""
-    nets: dict[str, nn.Module] = {"generator": MaskedTransformer(config.model, vocab_size, grid, text_width)}
-    return nets if encoder is None else {**nets, "text": encoder}
+    config: MaskedStageConfig, *, vocab_size: int, grid: Sequence[int], text_width: int, encoder: nn.Module | None = None,
+    low: Low | None = None,
+) -> dict[str, nn.Module]:  # fmt: skip
+    """Fresh nets from torch's current seed: the generator, the text encoder that is trained with it, if there is one, and the
+    critic, if one is asked for. `low` is the coarser grid that the generator refines."""
+    generator = MaskedTransformer(config.model, vocab_size, grid, text_width, low)
+    nets: dict[str, nn.Module] = {"generator": generator}
+    if encoder is not None:
+        nets["text"] = encoder
+    if config.critic is not None:
+        nets["critic"] = build_critic(config.critic, generator, text_width, low)
+    return nets
 
 
 def build_stage(config: MaskedStageConfig, nets: dict[str, nn.Module]) -> Stage:
-    """What `build_nets` made, and how it is trained."""
-    losses = MaskedLosses(config.loss)
+    """What `build_nets` made, and how it is trained. A critic has a turn of its own, after the generator's; a head with a weight
+    is trained in the generator's, whose features it shapes."""
+    joint = config.critic.weight if isinstance(config.critic, HeadCriticConfig) else 0.0
+    losses = MaskedLosses(config.loss, joint)
+    alone = config.critic is not None and not joint
+    trained = tuple(name for name in nets if not (alone and name == "critic"))
+    turns = [Turn(name="generator", trains=trained, loss=losses.turn, max_grad_norm=config.optim.max_grad_norm)]
+    optim = dict.fromkeys(nets, config.optim)
+    if config.critic is not None:
+        optim["critic"] = config.critic.optim
+    if config.critic is not None and not joint:
+        limit = config.critic.optim.max_grad_norm
+        turns.append(Turn(name="critic", trains=("critic",), loss=losses.critic_turn, max_grad_norm=limit))
     return Stage(
         nets=nets,
         averaged=tuple(nets),
         ema_decay=config.ema_decay,
-        turns=[Turn(name="generator", trains=tuple(nets), loss=losses.turn, max_grad_norm=config.optim.max_grad_norm)],
-        optim=dict.fromkeys(nets, config.optim),
+        turns=turns,
+        optim=optim,
         best=Best("loss", higher_is_better=False),
         measure=losses.measure,
         compiled=(Block,),

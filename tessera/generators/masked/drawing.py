@@ -1,0 +1,28 @@
+"""How one token is drawn from a distribution: one uniform number a place, looked up in the cumulated probabilities."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def draw(logits: Tensor, numbers: Tensor, temperature: float = 1.0, top_p: float = 1.0) -> Tensor:
+    """logits b n v, numbers b n in [0, 1) -> b n: tokens with the probabilities of softmax(logits / temperature).
+
+    Gumbel noise would need v numbers a place and gives the same distribution. Sums are fp64, so that a token of probability 0
+    cannot be reached by rounding.
+    """
+    if temperature == 0:
+        return logits.argmax(-1)
+    probs = (logits / temperature).softmax(-1)
+    if top_p < 1:
+        probs = nucleus(probs, top_p)
+    sums = probs.cumsum(-1, dtype=torch.float64)
+    return torch.searchsorted(sums, numbers[..., None].double() * sums[..., -1:], right=True)[..., 0]
+
+
+def nucleus(probs: Tensor, top_p: float) -> Tensor:
+    """... v, 0 outside the fewest tokens that together have at least the probability top_p (Holtzman et al. 2020)."""
+    ordered, places = probs.sort(dim=-1, descending=True, stable=True)
+    outside = ordered.cumsum(-1) - ordered >= top_p  # of those before it, so that the first one always stays
+    return probs.masked_fill(torch.zeros_like(outside).scatter(-1, places, outside), 0.0)
