@@ -146,6 +146,7 @@ class Trunk(nn.Module):
         self.places = nn.ParameterList(torch.randn(size, width) / math.sqrt(len(self.grid)) for size in self.grid)
         self.null = nn.Parameter(torch.randn(1, 1, text_width) * 0.02)  # what is attended to when there is no text
         self.share = nn.Sequential(linear(256, width, bias=True), nn.SiLU(), linear(width, width, bias=True))
+        self.text_norm = nn.RMSNorm(text_width, elementwise_affine=False)  # encoders differ in scale by a factor of ten and more
         self.pooled = linear(text_width, width)
         self.condition = linear(width, 9 * width, gain=0, bias=True)
         self.blocks = nn.ModuleList(Block(config, text_width) for _ in range(config.depth))
@@ -159,9 +160,9 @@ class Trunk(nn.Module):
         """ids b n, hidden ones `mask_id`; low b k, tokens of the coarser grid; previous b n d, features of an earlier pass."""
         hidden = (ids == self.mask_id).float().mean(1)
         x = self.embed(ids) + self.absolute() + self._from_low(low) + self._from_previous(previous)
-        condition = self.share(frequencies_of(hidden, 256)) + self.pooled(text.pooled)
+        condition = self.share(frequencies_of(hidden, 256)) + self.pooled(self.text_norm(text.pooled))
         shifts = self.condition(F.silu(condition)).unflatten(-1, (9, -1))
-        states = torch.cat([self.null.expand(len(ids), -1, -1).to(text.states.dtype), text.states], dim=1)
+        states = torch.cat([self.null.expand(len(ids), -1, -1).to(text.states.dtype), self.text_norm(text.states)], dim=1)
         mask = F.pad(text.mask, (1, 0), value=True)
         for block in self.blocks:
             x = block(x, states, mask, shifts, self.angles)

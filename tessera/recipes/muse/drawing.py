@@ -9,14 +9,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tessera.batches import to_uint8
 from tessera.config import UserError
 from tessera.contracts import Chunk, Nets
-from tessera.generators.masked.sample import sample
+from tessera.generators.masked.replay import GraphedSampler
+from tessera.generators.masked.sample import MaskedSampleConfig
+from tessera.generators.masked.stage import MaskedStageConfig
+from tessera.randomness import mix_text, uniform
 from tessera.recipes.captions import Prompts
-from tessera.recipes.muse.config import MuseConfig
+from tessera.recipes.muse.config import MuseConfig, MuseSampleConfig
+
+_VARIATION = mix_text("variation") >> 1
 
 
 class Painter:
@@ -27,24 +33,75 @@ class Painter:
             raise UserError(f"stage base has not been trained yet (trained: {', '.join(stages)}); tessera resume goes on with it")
         self.config, self.stages, self.device = config, stages, device
         self.prompts = Prompts(config.text, device)
+        self._samplers: dict[tuple[str, str], GraphedSampler] = {}
 
     @torch.no_grad()
     def __call__(self, chunk: Chunk) -> Tensor:
         """b c h w in [-1, 1]."""
-        nets, tokenizer = self.stages["base"], self.tokenizer("tokenizer")
-        text = self.prompts(nets, chunk.captions)
-        negative = None if chunk.negatives is None else self.prompts(nets, chunk.negatives)
+        options = chunk.options
+        assert isinstance(options, MuseSampleConfig)
+        known, redraw = self.start(chunk, options)
+        ids = self.tokens("base", self.config.base, base_options(options), chunk, known, None)
+        if self.config.superres is None or "superres" not in self.stages:
+            images = self.decode("tokenizer", ids)
+            return images if redraw is None or chunk.pictures is None else torch.where(redraw, images, chunk.pictures)
+        fine = self.tokens("superres", self.config.superres, options.superres, chunk, None, ids.flatten(1))
+        return self.decode("fine_tokenizer" if "fine_tokenizer" in self.stages else "tokenizer", fine)
+
+    def tokens(
+        self, stage: str, config: MaskedStageConfig, options: MaskedSampleConfig, chunk: Chunk, known: Tensor | None,
+        low: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        """ids b ... of one generator."""
+        nets = self.stages[stage]
         generator: Any = nets["generator"]
-        ids = sample(
-            generator, text, chunk.seeds, chunk.options, negative=negative, smoothing=self.config.base.loss.label_smoothing
-        )
+        text = self.prompts(nets, chunk.captions)
+        negative = None if chunk.negatives is None or options.guidance == 1 else self.prompts(nets, chunk.negatives)
+        if options.order == "critic" and "critic" not in nets:
+            raise UserError(f"order critic needs a critic, and {stage} has none; train one: {stage}.critic.kind=net, or head")
+        key = stage, options.model_dump_json()
+        if key not in self._samplers:
+            bf16 = self.device.type == "cuda" and self.config.engine.precision == "bf16"
+            smoothing, critic = config.loss.label_smoothing, nets.get("critic")
+            self._samplers[key] = GraphedSampler(generator, options, critic, smoothing, bf16)
+        return self._samplers[key](text, chunk.seeds, negative, known, low).unflatten(1, generator.grid)
+
+    def start(self, chunk: Chunk, options: MuseSampleConfig) -> tuple[Tensor | None, Tensor | None]:
+        """Tokens that stay, b n, and which pixels are drawn anew, b 1 h w; nothing of both without a picture."""
+        if chunk.pictures is None:
+            return None, None
+        generator: Any = self.stages["base"]["generator"]
+        size = generator.grid[:2]
+        if chunk.redraw is None:  # a variation: any places, by the seed
+            share = uniform(_VARIATION, chunk.seeds, size[0] * size[1])
+            open_cells = share < options.variation
+            redraw = None
+            pixels = chunk.pictures
+        else:
+            cells = F.adaptive_max_pool2d(chunk.redraw[:, None].float(), size)
+            ring = 2 * options.mask_ring + 1
+            cells = F.max_pool2d(cells, ring, stride=1, padding=options.mask_ring)
+            open_cells = cells.flatten(1) > 0
+            redraw = F.interpolate(cells, size=chunk.pictures.shape[-2:], mode="nearest") > 0
+            known_mean = (chunk.pictures * ~redraw).sum((2, 3), keepdim=True) / (~redraw).sum((2, 3), keepdim=True).clamp(min=1)
+            pixels = torch.where(redraw, known_mean, chunk.pictures)  # what is drawn over must not shine through
         with full_precision(self.device):
-            images: Tensor = tokenizer.decode(ids.unflatten(1, generator.grid))
+            ids = self.stages["tokenizer"]["tokenizer"].encode(pixels).flatten(1)  # type: ignore[operator]
+        return ids.masked_fill(
+            open_cells.repeat_interleave(ids.shape[1] // open_cells.shape[1], dim=1), generator.mask_id
+        ), redraw
+
+    def decode(self, stage: str, ids: Tensor) -> Tensor:
+        """Tokens to pixels, by the stage's tokenizer."""
+        tokenizer: Any = self.stages[stage]["tokenizer"]
+        with full_precision(self.device):
+            images: Tensor = tokenizer.decode(ids)
         return images
 
-    def tokenizer(self, stage: str) -> Any:
-        """The net that decodes."""
-        return self.stages[stage]["tokenizer"]
+
+def base_options(options: MuseSampleConfig) -> MaskedSampleConfig:
+    """What concerns the first generator."""
+    return MaskedSampleConfig(**{name: getattr(options, name) for name in MaskedSampleConfig.model_fields})
 
 
 def pictures(images: Tensor) -> list[npt.NDArray[np.uint8]]:

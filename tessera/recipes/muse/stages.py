@@ -19,7 +19,8 @@ from tessera.data.prepare import TokenCache, TokenPlan, write_tokens
 from tessera.data.sources import Source, split_indices
 from tessera.data.tokens import TokenLoader
 from tessera.generators.masked.losses import encode_text
-from tessera.generators.masked.sample import sample
+from tessera.generators.masked.model import Low
+from tessera.generators.masked.sample import MaskedSampleConfig, sample
 from tessera.generators.masked.stage import MaskedStageConfig, build_nets
 from tessera.generators.masked.stage import build_stage as build_masked
 from tessera.media.images import encode_png
@@ -31,7 +32,7 @@ from tessera.recipes.muse.config import MuseConfig, grid_of
 from tessera.recipes.muse.drawing import full_precision, pictures
 from tessera.text.encoders import NoTextConfig, build_encoder, text_width
 from tessera.text.encoders import settle as settle_text
-from tessera.tokenizers.image.model import ImageTokenizer
+from tessera.tokenizers.image.model import ImageTokenizer, ImageTokenizerConfig
 from tessera.tokenizers.image.stage import build_stage
 
 
@@ -138,27 +139,18 @@ def contact_sheet(rows: dict[str, Tensor], captions: Sequence[str | None]) -> by
 
 def base_step(config: MuseConfig) -> Train:
     """Stage 2: the tokens of pictures at the data's resolution."""
-    tokenizer, resolution = config.tokenizer.model, config.data.resolution
-
-    def make_nets() -> dict[str, nn.Module]:
-        return build_nets(
-            config.base,
-            vocab_size=tokenizer.quantizer.vocab_size,
-            grid=grid_of(tokenizer, resolution),
-            text_width=text_width(config.text),
-            encoder=build_encoder(config.text),
-        )
 
     def feed(nets: Nets, feed: Feed) -> TokenLoader:
-        plan = TokenPlan.of(feed.config, feed.needs["tokenizer"], tokenizer.quantizer.vocab_size, resolution)
-        tokens = write_tokens(feed, plan, partial(encode_pictures, nets["tokenizer"]))
-        return TokenLoader(feed, TokenCache(tokens), training_text(config.text, feed))
+        return TokenLoader(feed, coarse_tokens(config, nets, feed), training_text(config.text, feed))
+
+    def make_nets() -> dict[str, nn.Module]:
+        return generator_nets(config, config.base, config.tokenizer.model, config.data.resolution)
 
     return Train(
         name="base",
         batch_size=config.base.batch_size,
         steps=config.base.steps,
-        build=lambda: with_preview(config, config.base, make_nets()),
+        build=lambda: replace(build_masked(config.base, make_nets()), preview=partial(preview_base, config)),
         serves=make_nets,
         feed=feed,
         needs={"tokenizer": "tokenizer"},
@@ -168,7 +160,51 @@ def base_step(config: MuseConfig) -> Train:
 
 def superres_step(config: MuseConfig) -> Train:
     """Stage 3: the tokens of a finer grid, given those of the coarse one."""
-    raise NotImplementedError
+    stage = config.superres
+    assert stage is not None
+    fine = "tokenizer" if stage.needs.tokenizer is None else "fine_tokenizer"
+
+    def feed(nets: Nets, feed: Feed) -> TokenLoader:
+        vocab_size = config.fine_tokenizer.quantizer.vocab_size
+        plan = TokenPlan.of(feed.config, feed.needs[fine], vocab_size, stage.resolution)
+        tokens = write_tokens(feed, plan, partial(encode_pictures, nets["fine_tokenizer"]))
+        return TokenLoader(feed, TokenCache(tokens), training_text(config.text, feed), coarse_tokens(config, nets, feed))
+
+    def make_nets() -> dict[str, nn.Module]:
+        low = Low(config.tokenizer.model.quantizer.vocab_size, grid_of(config.tokenizer.model, config.data.resolution))
+        return generator_nets(config, stage, config.fine_tokenizer, stage.resolution, low)
+
+    return Train(
+        name="superres",
+        batch_size=stage.batch_size,
+        steps=stage.steps,
+        build=lambda: replace(build_masked(stage, make_nets()), preview=partial(preview_superres, config)),
+        serves=make_nets,
+        feed=feed,
+        needs={"tokenizer": "tokenizer", "fine_tokenizer": fine},
+        captioned=not isinstance(config.text, NoTextConfig),
+    )
+
+
+def generator_nets(
+    config: MuseConfig, stage: MaskedStageConfig, tokenizer: ImageTokenizerConfig, resolution: int, low: Low | None = None
+) -> dict[str, nn.Module]:
+    """Fresh ones for the tokens of a tokenizer at a resolution, with a text encoder of their own where one is trained."""
+    return build_nets(
+        stage,
+        vocab_size=tokenizer.quantizer.vocab_size,
+        grid=grid_of(tokenizer, resolution),
+        text_width=text_width(config.text),
+        encoder=build_encoder(config.text),
+        low=low,
+    )
+
+
+def coarse_tokens(config: MuseConfig, nets: Nets, feed: Feed) -> TokenCache:
+    """The cache that base and superres share."""
+    vocab_size = config.tokenizer.model.quantizer.vocab_size
+    plan = TokenPlan.of(feed.config, feed.needs["tokenizer"], vocab_size, config.data.resolution)
+    return TokenCache(write_tokens(feed, plan, partial(encode_pictures, nets["tokenizer"])))
 
 
 @torch.no_grad()
@@ -179,17 +215,39 @@ def encode_pictures(tokenizer: nn.Module, images: Tensor) -> Tensor:
         return tokenizer.encode(images)
 
 
-def with_preview(config: MuseConfig, stage: MaskedStageConfig, nets: dict[str, nn.Module]) -> Stage:
-    """The stage, and what it draws from the captions of the fixed samples."""
+def preview_base(config: MuseConfig, raw: Nets, averaged: Nets, batch: TokenBatch, context: Context) -> Preview:
+    """Two rows: what the tokenizer keeps of the fixed samples, and what the generator draws from their captions."""
+    tokenizer: Any = averaged["tokenizer"]
+    ids, seeds = draw_preview(config.sample, config.base, averaged, batch, None)
+    rows = {"tokenizer": tokenizer.decode(batch.ids), "drawn": tokenizer.decode(ids.view_as(batch.ids))}
+    return Preview("png", contact_sheet(rows, batch.captions), facts_of(batch, seeds))
 
-    def preview(raw: Nets, averaged: Nets, batch: TokenBatch, context: Context) -> Preview:
-        tokenizer: Any = averaged["tokenizer"]
-        text = encode_text(averaged, batch)
-        generator: Any = averaged["generator"]
-        seeds = torch.arange(len(batch.keys), device=batch.ids.device)
-        ids = sample(generator, text, seeds, config.sample, smoothing=stage.loss.label_smoothing)
-        rows = {"tokenizer": tokenizer.decode(batch.ids), "drawn": tokenizer.decode(ids.view_as(batch.ids))}
-        facts = {"keys": list(batch.keys), "captions": list(batch.captions), "seeds": seeds.tolist()}
-        return Preview("png", contact_sheet(rows, batch.captions), facts)
 
-    return replace(build_masked(stage, nets), preview=preview)
+def preview_superres(config: MuseConfig, raw: Nets, averaged: Nets, batch: TokenBatch, context: Context) -> Preview:
+    """Three rows: the coarse samples enlarged, what the fine tokenizer keeps, and what the generator makes of the coarse."""
+    assert config.superres is not None
+    assert batch.low is not None
+    coarse: Any = averaged["tokenizer"]
+    fine: Any = averaged["fine_tokenizer"]
+    ids, seeds = draw_preview(config.sample.superres, config.superres, averaged, batch, batch.low.flatten(1))
+    wanted = fine.decode(batch.ids)
+    enlarged = nn.functional.interpolate(coarse.decode(batch.low).float(), size=wanted.shape[-2:], mode="nearest")
+    drawn = fine.decode(ids.view_as(batch.ids))
+    facts = facts_of(batch, seeds) | {"psnr": [round(value, 3) for value in psnr(drawn, wanted).tolist()]}
+    return Preview("png", contact_sheet({"coarse": enlarged, "tokenizer": wanted, "drawn": drawn}, batch.captions), facts)
+
+
+def draw_preview(
+    options: MaskedSampleConfig, stage: MaskedStageConfig, nets: Nets, batch: TokenBatch, low: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Ids drawn from the batch's captions with the seeds 0, 1, ..., and those seeds."""
+    generator: Any = nets["generator"]
+    seeds = torch.arange(len(batch.keys), device=batch.ids.device)
+    smoothing, critic = stage.loss.label_smoothing, nets.get("critic")
+    ids = sample(generator, encode_text(nets, batch), seeds, options, smoothing=smoothing, low=low, critic=critic)
+    return ids, seeds
+
+
+def facts_of(batch: TokenBatch, seeds: Tensor) -> dict[str, Any]:
+    """For the JSON beside a preview."""
+    return {"keys": list(batch.keys), "captions": list(batch.captions), "seeds": seeds.tolist()}
