@@ -239,11 +239,11 @@ def test_it_learns_to_follow_captions_and_to_agree_with_itself() -> None:
     scenes = [scene(10**6 + index) for index in range(64)]
     text = encoder.eval()(read_bytes([caption for _, caption in scenes], 24))
     wanted = torch.stack([ids for ids, _ in scenes]).flatten(1) % 10
-    for order in ("halton", "confidence"):
-        config = MaskedSampleConfig(steps=8, order=order)
+    for options in ({}, {"order": "confidence"}, {"remask": 0.1}, {"top_p": 0.9}):
+        config = MaskedSampleConfig(steps=8, **options)
         found = sample(net.eval(), text, torch.arange(64), config, smoothing=0.1)
         followed = (found % 10 == wanted).all(1).float().mean()
         agreed = (found // 10 == found[:, :1] // 10).all(1).float().mean()
-        assert followed > 0.8, order
-        assert agreed > 0.8, order
+        assert followed > 0.8, options
+        assert agreed > 0.8, options
         assert len(set((found[:, 0] // 10).tolist())) >= 3, "what the caption leaves open is drawn"

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from tessera.generators.masked.drawing import draw, nucleus
 from tessera.generators.masked.model import Low, no_text
 from tessera.generators.masked.order import halton_order, lowest, num_revealed
-from tessera.generators.masked.replay import GraphedSampler
+from tessera.generators.masked.replay import GraphedSampler, cloned, copy_tensors, tensors_of
 from tessera.generators.masked.sample import Drawer, MaskedSampleConfig, Setup, State, on_floor, sample
 from tessera.text.bytes import read_bytes
 from tests.generators.masked_toys import GRID, VOCABULARY, critic, encoder, generator, random_text
@@ -329,6 +333,52 @@ def test_on_a_cpu_the_graphed_sampler_is_the_plain_loop(bf16: bool) -> None:
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         assert torch.equal(found, sample(net, random_text(3), torch.arange(3), config, smoothing=0.1))
     assert not sampler.recordings
+
+
+@pytest.mark.parametrize(("order", "remask"), [("halton", 0.3), ("confidence", 0.0), ("critic", 0.0)])
+def test_one_recorded_step_serves_all(order: str, remask: float) -> None:
+    """Recorded as a list of tensor operations, in which every number of Python's is fixed: what a CUDA graph does."""
+    low = Low(9, (2, 2))
+    drawer = Drawer(
+        generator(low=low, recalls=True),
+        MaskedSampleConfig(steps=5, order=order, remask=remask, top_p=0.9),
+        critic(low=low),
+        smoothing=0.1,
+    )
+    arguments = (random_text(3), torch.arange(3), None, None, torch.randint(9, (3, 4)))
+    setup, state = drawer.prepare(*arguments)
+
+    def step(*tensors: Tensor) -> list[Tensor]:
+        parts = iter(tensors)
+        return tensors_of(drawer.step_once(filled_with(setup, parts), filled_with(state, parts)))
+
+    with torch.no_grad():
+        recorded = make_fx(step)(*tensors_of(setup), *tensors_of(state))
+        now = tensors_of(state)
+        for _ in range(5):
+            now = recorded(*tensors_of(setup), *now)
+    text, seeds, *_, below = arguments
+    wanted = sample(drawer.net, text, seeds, drawer.config, smoothing=0.1, low=below, critic=drawer.critic)
+    assert torch.equal(filled_with(state, iter(now)).ids, wanted)
+
+
+def filled_with(item: Any, tensors: Iterator[Tensor]) -> Any:
+    """The same dataclass with other tensors, in the order of `tensors_of`."""
+    if isinstance(item, Tensor):
+        return next(tensors)
+    if not is_dataclass(item):
+        return item
+    return replace(item, **{part.name: filled_with(getattr(item, part.name), tensors) for part in fields(item)})
+
+
+def test_buffers_are_copies() -> None:
+    setup, state = Drawer(generator(), MaskedSampleConfig()).prepare(random_text(2), torch.arange(2), None, None, None)
+    copy = cloned(setup)
+    assert [tensor.data_ptr() for tensor in tensors_of(copy)] != [tensor.data_ptr() for tensor in tensors_of(setup)]
+    assert all(torch.equal(a, b) for a, b in zip(tensors_of(copy), tensors_of(setup), strict=True))
+    other = replace(state, ids=state.ids * 0 + 3)
+    copy_tensors(state, other)
+    assert (state.ids == 3).all()
 
 
 def test_nothing_waits_for_the_device() -> None:

@@ -44,7 +44,8 @@ class MaskedSampleConfig(Config):
     """Which tokens are revealed first: an even spread over the grid, the surest ones, or those that a critic believes in, which
     also takes earlier ones back. The last two with some noise."""
     noise: float = Field(4.5, ge=0)
-    """With order confidence or critic: strength of the Gumbel noise on it, falling to 0 over the steps."""
+    """With order confidence or critic: strength of the Gumbel noise on it, falling to 0 over the steps. Less is more faithful and
+    less varied."""
     remask: float = Field(0.0, ge=0, lt=1)
     """Share of the tokens revealed before a step that are hidden again after it, the least sure first; others are revealed for
     them."""
@@ -128,10 +129,11 @@ class Drawer:
         drawn, sure, features = self.choose(setup, state, guidance, keys)
         hidden = state.ids == self.net.mask_id
         filled, sure = torch.where(hidden, drawn, state.ids), torch.where(hidden, sure, state.sure)
+        left = setup.counts[-1] - wanted
         if self.config.order == "critic":
-            hide = self.doubtful(setup, filled, setup.open.sum(1) - wanted, noise, keys)
+            hide = self.doubtful(setup, filled, left, noise, keys)
         else:
-            back = (self.config.remask * seen).long().minimum(setup.open.sum(1) - wanted)  # 0 at the last step
+            back = (self.config.remask * seen).long().minimum(left)  # nothing is left after the last step
             first = self.first(setup, sure, noise, keys).masked_fill(~hidden, math.inf)
             hide = hidden & ~lowest(first, wanted - seen + back)
             if self.config.remask:
@@ -204,12 +206,13 @@ def gumbel(keys: Tensor, size: int) -> Tensor:
 def join_texts(first: TextStates, second: TextStates) -> TextStates:
     """One after the other, as one batch, the shorter one filled up."""
     length = max(first.mask.shape[1], second.mask.shape[1])
-    parts = [
-        (
-            F.pad(text.states, (0, 0, 0, length - text.mask.shape[1])),
-            F.pad(text.mask, (0, length - text.mask.shape[1])),
-            text.pooled,
-        )
-        for text in (first, second)
-    ]
-    return TextStates(*(torch.cat(pair) for pair in zip(*parts, strict=True)))
+    first, second = lengthened(first, length), lengthened(second, length)
+    return TextStates(
+        torch.cat([first.states, second.states]), torch.cat([first.mask, second.mask]), torch.cat([first.pooled, second.pooled])
+    )
+
+
+def lengthened(text: TextStates, length: int) -> TextStates:
+    """With states at its end that nothing sees."""
+    more = length - text.mask.shape[1]
+    return TextStates(F.pad(text.states, (0, 0, 0, more)), F.pad(text.mask, (0, more)), text.pooled)

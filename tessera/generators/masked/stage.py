@@ -51,17 +51,17 @@ def build_nets(
 def build_stage(config: MaskedStageConfig, nets: dict[str, nn.Module]) -> Stage:
     """What `build_nets` made, and how it is trained. A critic has a turn of its own, after the generator's; a head with a weight
     is trained in the generator's, whose features it shapes."""
-    joint = config.critic.weight if isinstance(config.critic, HeadCriticConfig) else 0.0
+    critic = config.critic
+    joint = critic.weight if isinstance(critic, HeadCriticConfig) else 0.0
     losses = MaskedLosses(config.loss, joint)
-    alone = config.critic is not None and not joint
-    trained = tuple(name for name in nets if not (alone and name == "critic"))
+    trained = tuple(name for name in nets if name != "critic" or joint)
     turns = [Turn(name="generator", trains=trained, loss=losses.turn, max_grad_norm=config.optim.max_grad_norm)]
     optim = dict.fromkeys(nets, config.optim)
-    if config.critic is not None:
-        optim["critic"] = config.critic.optim
-    if config.critic is not None and not joint:
-        limit = config.critic.optim.max_grad_norm
-        turns.append(Turn(name="critic", trains=("critic",), loss=losses.critic_turn, max_grad_norm=limit))
+    if critic is not None:
+        optim["critic"] = critic.optim
+        if not joint:
+            limit = critic.optim.max_grad_norm
+            turns.append(Turn(name="critic", trains=("critic",), loss=losses.critic_turn, max_grad_norm=limit))
     return Stage(
         nets=nets,
         averaged=tuple(nets),
