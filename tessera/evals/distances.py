@@ -1,7 +1,8 @@
 """Distances between two sets of samples by their features, n d: Fréchet (Heusel et al. 2017) and kernel (Bińkowski et al. 2018).
 
-Both are 0 for equal distributions, grow without limit and mean nothing by themselves: show the floor, the distance of two disjoint
-sets of real samples, beside them. The Fréchet distance of finite sets is too large, the more so the smaller n: compare equal n.
+Both are 0 for equal distributions, grow without limit and mean nothing by themselves: show the floor, the distance of two
+disjoint sets of real samples, beside them. The Fréchet distance of finite sets is too large,
+the more so the smaller n: compare equal n.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ def reduce_moments(moments: Moments, world: World) -> Moments:
 def frechet_from_moments(a: Moments, b: Moments) -> float:
     """|m_a - m_b|^2 + tr(S_a + S_b - 2 (S_a S_b)^1/2), Heusel et al. 2017, equation 6.
 
-    The trace of the root is the sum of the roots of the eigenvalues of S_a^1/2 S_b S_a^1/2, which is symmetric: real numbers only,
-    where the root of a product of singular covariances may come out complex.
+    The trace of the root is the sum of the roots of the eigenvalues of S_a^1/2 S_b S_a^1/2, which is symmetric: no complex
+    numbers, where the root of a product of singular covariances may come out so.
     """
     values, vectors = np.linalg.eigh(a.covariance)
     root = (vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T
@@ -179,4 +180,3 @@ def size_note(n: int, width: int) -> str | None:
     if n < width:
         return f"n={n} < d={width}: the covariances are singular and the distance is far too large; compare equal n only"
     return None
-

@@ -136,8 +136,8 @@ def load_extractor(path: Path, device: torch.device) -> Extractor:
 
 def inception_extractor(module: nn.Module, sha256: str) -> Extractor:
     """Around the loaded TorchScript file that StyleGAN's authors publish (inception-2015-12-05.pt): uint8 b 3 299 299 in, 2048
-    features out with return_features=True. It is the caller who loads it: TorchScript is a program, and nothing that tessera reads
-    by itself can run code."""
+    features out with return_features=True. The caller loads it: TorchScript is a program, and nothing that tessera reads by
+    itself can run code."""
     module.eval().requires_grad_(False)
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
 

@@ -1,7 +1,7 @@
 """The small nets that evaluation fits to the training split, and how it fits them: with the engine's own step.
 
-Enters: a uint8 stack of pictures and a target each. Leaves: averaged weights in eval mode, a function of data and seed. On a CPU the
-same bits come out again; on a GPU, or another CPU, they may differ in rounding, which is why names carry a hash of the weights.
+Enters: a uint8 stack of pictures and a target each. Leaves: averaged weights in eval mode, a function of data and seed. On a CPU
+the same bits come out again; on a GPU, or another CPU, they may differ in rounding, so names carry a hash of the weights.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tessera.randomness import mix, mix_array
 
 Pictures: TypeAlias = npt.NDArray[np.uint8]  # n h w c
 
+CPU = torch.device("cpu")
 GRID = 16  # the first convolution cuts any picture into this many cells a side, so cost does not depend on resolution
 _CHUNK = 256  # pictures that are resized or go through a net at once
 _OPTIM = OptimConfig(lr=2e-3, weight_decay=0.01, warmup_steps=20)
@@ -67,7 +68,8 @@ class PictureNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """b c side side in [-1, 1] -> b width"""
         x = F.silu(self.levels(self.stem(x)))
-        return self.out(torch.cat([x.flatten(1), x.amax((2, 3))], 1))
+        out = self.out(torch.cat([x.flatten(1), x.amax((2, 3))], 1))
+        return F.layer_norm(out, (self.width,))  # every sample of one length: no distance hangs on a few that stick out
 
 
 @torch.no_grad()
@@ -103,15 +105,13 @@ class FitBatch:
 class Fitting:
     """How long and on what a net is fitted."""
 
-    steps: int = 400
+    steps: int = 300
     batch_size: int = 64
     seed: int = 0
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
 
 
-def fit_net(
-    build: Callable[[], nn.Module], loss: LossFunction, images: Tensor, targets: Tensor, fitting: Fitting
-) -> nn.Module:
+def fit_net(build: Callable[[], nn.Module], loss: LossFunction, images: Tensor, targets: Tensor, fitting: Fitting) -> nn.Module:
     """A fresh net (called `net` in the loss) fitted by AdamW; its averaged weights, frozen. Global random state is left alone."""
     with torch.random.fork_rng(devices=[fitting.device] if fitting.device.type == "cuda" else []):
         torch.manual_seed(mix(fitting.seed, 0) >> 1)
