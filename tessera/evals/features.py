@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
@@ -29,7 +30,7 @@ from tessera.randomness import uniform
 WIDTH = 64  # of the features: small, so that a few hundred samples fill a covariance
 NUM_TURNS = 8  # four quarter turns, sharp or blurred
 INCEPTION = "inception"
-_CHUNK = 64  # pictures at 299 x 299 at once
+_CHUNK = 64  # pictures that go through Inception at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,16 +136,16 @@ def load_extractor(path: Path, device: torch.device) -> Extractor:
 
 
 def inception_extractor(module: nn.Module, sha256: str) -> Extractor:
-    """Around the loaded TorchScript file that StyleGAN's authors publish (inception-2015-12-05.pt): uint8 b 3 299 299 in, 2048
-    features out with return_features=True. The caller loads it: TorchScript is a program, and nothing that tessera reads by
-    itself can run code."""
-    module.eval().requires_grad_(False)
+    """Around the loaded TorchScript file that StyleGAN's authors publish (inception-2015-12-05.pt): uint8 b 3 h w in, 2048
+    features out with return_features=True. It scales pictures to 299 x 299 itself, and scaling them here as well would change the
+    number. The caller loads it: TorchScript is a program, and nothing that tessera reads by itself can run code."""
+    module.eval()
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
 
     @torch.no_grad()
     def extract(pictures: Pictures) -> Features:
-        large = shrink(pictures, 299).expand(-1, 3, -1, -1) if pictures.shape[3] == 1 else shrink(pictures[..., :3], 299)
-        parts = [module(chunk.to(device), return_features=True).float().cpu() for chunk in large.split(_CHUNK)]
-        return torch.cat(parts).numpy()
+        colours = pictures.repeat(3, axis=3) if pictures.shape[3] == 1 else pictures[..., :3]
+        parts = torch.from_numpy(np.ascontiguousarray(colours.transpose(0, 3, 1, 2))).split(_CHUNK)
+        return torch.cat([module(part.to(device), return_features=True).float().cpu() for part in parts]).numpy()
 
     return Extractor(INCEPTION, sha256, extract)

@@ -1,7 +1,7 @@
 """Oracle scores of data that `tessera data synth shapes` made: a program reads each picture and compares it with the words.
 
 Never without its reference rows. `chance`: random training pictures. `nearest`: the training picture whose caption is nearest:
-that is how far copying gets. `real`: the true pictures, that is what the oracle itself misses. `reconstruction`: those through the
+that is how far copying gets. `real`: the true pictures: what the oracle itself misses. `reconstruction`: those through the
 tokenizer, the ceiling of every generator on its tokens.
 """
 
