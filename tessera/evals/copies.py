@@ -33,7 +33,7 @@ def nearest(
     |a|^2 + |b|^2 - 2ab leaves rounding where two rows are equal.
     """
     best, index = np.full(len(queries), np.inf), np.zeros(len(queries), np.int64)
-    lengths = np.square(bank.astype(np.float64)).sum(1)
+    lengths = np.einsum("nd,nd->n", bank, bank, dtype=np.float64)  # casts in small pieces: no second bank in memory
     for top in range(0, len(queries), _QUERIES):
         rows = slice(top, top + _QUERIES)
         for start in range(0, len(bank), _BANK):
