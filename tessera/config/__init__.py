@@ -7,12 +7,13 @@ from tessera.config.base import Config
 from tessera.config.document import document
 from tessera.config.errors import UserError, nearest
 from tessera.config.loading import Layer, build, difference, dump_yaml, layer_of, parse_sets, read_yaml
-from tessera.config.sections import DataConfig, EngineConfig, OptimConfig
+from tessera.config.sections import DataConfig, EngineConfig, EvaluateConfig, OptimConfig
 
 __all__ = [
     "Config",
     "DataConfig",
     "EngineConfig",
+    "EvaluateConfig",
     "Layer",
     "OptimConfig",
     "UserError",

@@ -1,4 +1,4 @@
-"""The sections that every recipe's config has: data, engine, and an optimizer per trained net."""
+"""The sections that every recipe's config has: data, engine, evaluation, and an optimizer per trained net."""
 
 from __future__ import annotations
 
@@ -137,3 +137,20 @@ class EngineConfig(Config):
         if self.cuda_graphs and self.parallel == "shard":
             raise ValueError("cuda_graphs cannot record what parallel: shard sends between ranks; leave one of them out")
         return self
+
+
+class EvaluateConfig(Config):
+    """How a trained model is judged."""
+
+    n: int = Field(256, ge=1)
+    """Held-out pictures and captions that are asked for; fewer where fewer are held out."""
+    seed: int = Field(0, ge=0, lt=2**32)
+    """Which pictures, which noise, and the weights of the nets that judge."""
+    train_samples: int = Field(10_000, ge=1)
+    """Most training pictures that are read: to fit the judging nets, and to look for copies."""
+    fit_steps: int = Field(300, ge=1)
+    """Updates of each judging net; half a minute on one CPU core."""
+    resamples: int = Field(100, ge=0)
+    """Bootstrap resamples behind the interval of a distance; 0 gives none."""
+    extractor: str | None = None
+    """An extractor.safetensors of another evaluation: distances of two runs compare only on the same one. null fits one."""

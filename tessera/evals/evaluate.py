@@ -1,0 +1,255 @@
+"""Puts the measures together: a model as callables and the material enter, one report and one sheet of pictures leave.
+
+The first n of the held-out side are what the model is asked for: their captions give samples, their pictures reconstructions.
+Distances are measured to others, from its end. Real, reconstructed and sampled pictures are thus compared, in equal numbers, with
+real pictures that none of them was made from, so that the three distances can be subtracted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tessera.config import EvaluateConfig
+from tessera.engine.dist import World
+from tessera.evals import oracle, retrieval
+from tessera.evals.copies import Copies, few_note, find_copies, pixel_vectors
+from tessera.evals.distances import MIN_SAMPLES, Features, estimate_frechet, estimate_kernel, size_note
+from tessera.evals.features import Extractor, fit_extractor, load_extractor, save_extractor
+from tessera.evals.health import Health, judge_accuracy, judge_distance
+from tessera.evals.material import Material, Side
+from tessera.evals.nets import Fitting, Pictures
+from tessera.media.images import write_png
+from tessera.media.sheets import sheet
+from tessera.randomness import mix
+
+CHUNK = 64  # captions per call of `sample`; fixed, so that what is sampled does not hang on the number of ranks
+SHEET_COLUMNS = 8
+Report = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A model under test. What it cannot do is None, and the rows that need it are left out."""
+
+    sample: Callable[[Sequence[str], int], Pictures] | None = None  # captions, seed -> n h w c; "" asks for anything
+    reconstruct: Callable[[Pictures], Pictures] | None = None
+    held_out_loss: Callable[[], Mapping[str, float]] | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)  # goes into the report: stages, steps, sampling options
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What an evaluation leaves."""
+
+    report: Report
+    sheet: Pictures | None  # h w 3
+    extractor: Extractor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Pictures for the same captions: real ones, and what the model makes."""
+
+    asked: Side
+    made: Mapping[str, Pictures]  # reconstruction, samples: what there is of them
+
+
+def evaluate(
+    subject: Subject,
+    material: Material,
+    config: EvaluateConfig,
+    *,
+    world: World | None = None,
+    extractor: Extractor | None = None,
+) -> Evaluation:
+    """Measures everything that the material allows. Ranks share the sampling; each then computes the same report."""
+    world = world or World(0, 1, torch.device("cpu"))
+    asked = material.held_out[: config.n]
+    rows = Rows(asked, make_rows(subject, asked, config.seed, world))
+    notes = list(notes_on(material, config, rows))
+    report: Report = {"n": len(asked), "seed": config.seed, "held_out": material.origin, "subject": dict(subject.about)}
+    copies: Copies | None = None
+    report["oracle"] = oracle_report(material, rows, config.seed)
+    if len(asked) < MIN_SAMPLES or len(material.train) < MIN_SAMPLES:
+        few = f"{len(asked)} held-out and {len(material.train)} training pictures: too few; {MIN_SAMPLES} or more are needed"
+        report |= {name: {"skipped": few} for name in ("fd", "kd", "copies", "retrieval")}
+    else:
+        fitting = Fitting(steps=config.fit_steps, seed=config.seed, device=world.device)
+        extractor = extractor or pick_extractor(material, config, fitting)
+        features = {name: extractor.extract(pictures) for name, pictures in rows_by_name(rows).items()}
+        report |= distance_reports(material, features, extractor, config)
+        report["copies"], copies = copies_report(material, rows, features, extractor)
+        report["retrieval"] = retrieval_report(material, rows, fitting)
+    report["loss"] = dict(subject.held_out_loss()) if subject.held_out_loss else {"skipped": "no stage measures a loss"}
+    report["health"] = health_of(report).as_dict()
+    report["notes"] = notes
+    return Evaluation(report, make_sheet(material, rows, copies), extractor)
+
+
+def make_rows(subject: Subject, asked: Side, seed: int, world: World) -> dict[str, Pictures]:
+    """What the model makes of the asked captions and pictures, in chunks dealt out to the ranks."""
+    made: dict[str, Pictures] = {}
+    if not len(asked):
+        return made
+    if subject.reconstruct is not None:
+        reconstruct = subject.reconstruct
+        made["reconstruction"] = dealt(len(asked), world, lambda part, _: reconstruct(asked.pictures[part]))
+    if subject.sample is not None:
+        sample, captions = subject.sample, [caption or "" for caption in asked.captions]
+        made["samples"] = dealt(len(asked), world, lambda part, index: sample(captions[part], mix(seed, index) >> 33))
+    for name, pictures in made.items():
+        if pictures.shape != asked.pictures.shape or pictures.dtype != np.uint8:
+            raise ValueError(f"{name} are {pictures.dtype} shaped {pictures.shape}; expected uint8 {asked.pictures.shape}")
+    return made
+
+
+def dealt(num: int, world: World, work: Callable[[slice, int], Pictures]) -> Pictures:
+    """Chunk i is made by rank i % size, whatever the number of ranks, and all ranks get all chunks in order."""
+    parts = [slice(start, min(start + CHUNK, num)) for start in range(0, num, CHUNK)]
+    own = {index: work(part, index) for index, part in enumerate(parts) if index % world.size == world.rank}
+    found = {index: made for gathered in world.gather(own) for index, made in gathered.items()}
+    return np.concatenate([found[index] for index in range(len(parts))])
+
+
+def rows_by_name(rows: Rows) -> dict[str, Pictures]:
+    """Real pictures under `real`, and what was made."""
+    return {"real": rows.asked.pictures, **rows.made}
+
+
+def notes_on(material: Material, config: EvaluateConfig, rows: Rows) -> list[str]:
+    """What a reader of every number must know."""
+    notes = []
+    if len(rows.asked) < config.n:
+        notes.append(f"asked for n={config.n}, held out are {len(material.held_out)}; n={len(rows.asked)} is used")
+    if len(material.train) < material.num_train:
+        notes.append(f"{len(material.train):,} of {material.num_train:,} training pictures are used (evaluate.train_samples)")
+    missing = {"samples": "no generator is trained", "reconstruction": "there is no tokenizer"}
+    return notes + [f"no {name}: {reason}" for name, reason in missing.items() if name not in rows.made]
+
+
+def pick_extractor(material: Material, config: EvaluateConfig, fitting: Fitting) -> Extractor:
+    """The saved one that the config names, or a new one fitted to the training side."""
+    if config.extractor is not None:
+        return load_extractor(Path(config.extractor), fitting.device)
+    return fit_extractor(material.train.pictures, material.train.captions, fitting)
+
+
+def oracle_report(material: Material, rows: Rows, seed: int) -> Report:
+    """Accuracy of the samples at the top, every reference row below."""
+    if material.oracle != "shapes":
+        return {"skipped": "these data have no oracle; `tessera data synth shapes` makes some that have"}
+    reason = oracle.readable(rows.asked.pictures, rows.asked.captions) if len(rows.asked) else "nothing is held out"
+    if reason is not None:
+        return {"skipped": reason}
+    captions = [caption or "" for caption in rows.asked.captions]
+    tallies = oracle.reference_rows(captions, rows.asked.pictures, material.train.pictures, material.train.captions, seed)
+    tallies |= {name: oracle.tally(pictures, captions) for name, pictures in rows.made.items()}
+    table = {name: row.as_dict() for name, row in tallies.items()}
+    return {**table.get("samples", {}), "rows": table}
+
+
+def distance_reports(
+    material: Material, features: Mapping[str, Features], extractor: Extractor, config: EvaluateConfig
+) -> dict[str, Report]:
+    """`fd` and `kd`: each row against the reference pictures, `floor` being that of the real ones."""
+    num = min(len(features["real"]), len(material.held_out) // 2)
+    reference_pictures = material.held_out[len(material.held_out) - num :].pictures
+    note = size_note(num, features["real"].shape[1])
+    reports: dict[str, Report] = {}
+    for key, measure in (("fd", estimate_frechet), ("kd", estimate_kernel)):
+        report: Report = {"name": extractor.distance_name(key.upper()), "extractor_sha256": extractor.sha256, "n": num}
+        if num < MIN_SAMPLES:
+            reports[key] = {**report, "skipped": note}
+            continue
+        reference = extractor.extract(reference_pictures)
+        table = {
+            "floor" if name == "real" else name: measure(
+                made[:num], reference, resamples=config.resamples, seed=config.seed
+            ).as_dict()
+            for name, made in features.items()
+        }
+        report |= {"value": table.get("samples", {}).get("value"), "d": reference.shape[1], "rows": table}
+        reports[key] = {**report, **({"note": note} if note else {})}
+    return reports
+
+
+def copies_report(
+    material: Material, rows: Rows, features: Mapping[str, Features], extractor: Extractor
+) -> tuple[Report, Copies | None]:
+    """In pixels and in features; the pairs of the pixels go to the sheet."""
+    if "samples" not in rows.made:
+        return {"skipped": "no samples"}, None
+    train = material.train.pictures
+    pixels = find_copies(pixel_vectors(rows.made["samples"]), pixel_vectors(rows.asked.pictures), pixel_vectors(train))
+    found = find_copies(features["samples"], features["real"], extractor.extract(train))
+    report: Report = {"share": pixels.as_dict()["share"], "n": len(rows.asked), "searched": len(train)}
+    report |= {"pixels": pixels.as_dict(), "features": found.as_dict()}
+    note = few_note(len(rows.asked))
+    return {**report, **({"note": note} if note else {})}, pixels
+
+
+def retrieval_report(material: Material, rows: Rows, fitting: Fitting) -> Report:
+    """R@1 and R@5 of the samples at the top, every reference row below."""
+    if not material.captioned:
+        return {"skipped": "needs captions of every held-out and of most training pictures"}
+    candidates = retrieval.candidates_for(rows.asked.captions, retrieval.CANDIDATES, fitting.seed)
+    if candidates.shape[1] < 2:
+        return {"skipped": "all held-out captions are the same"}
+    model = retrieval.fit_retriever(material.train.pictures, material.train.captions, fitting)
+    captions = model.captions(rows.asked.captions)
+    table = {
+        name: retrieval.recall(model.pictures(pictures), captions, candidates) for name, pictures in rows_by_name(rows).items()
+    }
+    table["chance"] = retrieval.chance(candidates.shape[1])
+    facts = {"n": len(rows.asked), "candidates": candidates.shape[1], "model_sha256": model.sha256}
+    return {**table.get("samples", {}), **facts, "rows": table}
+
+
+def health_of(report: Report) -> Health:
+    """By the oracle where there is one, else by the Fréchet distance."""
+    if rows := report["oracle"].get("rows"):
+        joint = {name: row["joint"] for name, row in rows.items()}
+        return judge_accuracy(joint["real"], joint.get("reconstruction"), joint.get("samples"))
+    if rows := report["fd"].get("rows"):
+        values = {name: row["value"] for name, row in rows.items()}
+        return judge_distance(report["fd"]["name"], values["floor"], values.get("reconstruction"), values.get("samples"))
+    return Health("none", "unknown", None, None, f"nothing to tell by: {report['fd'].get('skipped')}")
+
+
+def make_sheet(material: Material, rows: Rows, copies: Copies | None) -> Pictures | None:
+    """Real, reconstruction, sample and nearest training picture; the samples nearest to training come first."""
+    if not len(rows.asked):
+        return None
+    order = copies.ranked[: SHEET_COLUMNS // 2] if copies else np.arange(0)
+    rest = [index for index in range(len(rows.asked)) if index not in order]
+    columns = [*map(int, order), *rest][:SHEET_COLUMNS]
+    shown = {name: pictures[columns] for name, pictures in rows_by_name(rows).items()}
+    if copies is not None:
+        shown["nearest training"] = material.train.pictures[copies.indices[columns]]
+    return sheet(
+        [list(pictures) for pictures in shown.values()],
+        row_names=list(shown),
+        captions=[rows.asked.captions[index] or "" for index in columns],
+        scale=max(1, 96 // rows.asked.pictures.shape[1]),
+    )
+
+
+def write_evaluation(evaluation: Evaluation, folder: Path) -> list[Path]:
+    """evaluation.json, evaluation.png and, where one was fitted, extractor.safetensors; their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = [folder / "evaluation.json"]
+    written[0].write_text(json.dumps(evaluation.report, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    if evaluation.sheet is not None:
+        written.append(folder / "evaluation.png")
+        write_png(written[-1], evaluation.sheet)
+    if evaluation.extractor is not None and evaluation.extractor.net is not None:
+        written.append(folder / "extractor.safetensors")
+        save_extractor(evaluation.extractor, written[-1])
+    return written

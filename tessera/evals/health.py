@@ -1,0 +1,82 @@
+"""Which stage limits quality: the same measure of real pictures, of their reconstructions and of samples, in one sentence."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+Limit = Literal["tokenizer", "generator", "neither", "unknown"]
+
+MIN_POINTS = 0.03  # a smaller loss of joint accuracy is nobody's fault
+MIN_SHARE = 0.5  # a smaller rise of a distance, over the floor, is nobody's fault
+ADVICE = {"tokenizer": "train the tokenizer first", "generator": "train the generator first"}
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What each stage loses, in the measure's own units, larger being worse, and the sentence."""
+
+    measure: str
+    limit: Limit
+    tokenizer_loss: float | None
+    generator_loss: float | None
+    sentence: str
+
+    def as_dict(self) -> dict[str, object]:
+        """Plain JSON."""
+        return asdict(self)
+
+
+def limiting(tokenizer_loss: float, generator_loss: float, least: float) -> Limit:
+    """The rule: the stage that loses more, if it loses at least `least`; a tie is the tokenizer's, which the other needs."""
+    if max(tokenizer_loss, generator_loss) < least:
+        return "neither"
+    return "tokenizer" if tokenizer_loss >= generator_loss else "generator"
+
+
+def judge_accuracy(real: float, reconstruction: float | None, samples: float | None) -> Health:
+    """From joint oracle accuracies, higher being better."""
+    if reconstruction is None and samples is None:
+        return Health("oracle", "unknown", None, None, "neither reconstructions nor samples were measured")
+    if reconstruction is None:
+        lost = real - (samples or 0.0)
+        sentence = f"samples score {percent(samples)} where real pictures score {percent(real)}: {points(lost)} points are lost"
+        return Health("oracle", "unknown", None, None, sentence + "; no reconstructions, so no stage can be named")
+    first = real - reconstruction
+    if samples is None:
+        limit = limiting(first, 0.0, MIN_POINTS)
+        sentence = f"tokenizer reconstructions score {percent(reconstruction)} of real pictures' {percent(real)}"
+        return Health("oracle", limit, first, None, f"{sentence}: the tokenizer loses {points(first)} points")
+    second = reconstruction - samples
+    limit = limiting(first, second, MIN_POINTS)
+    told = f"tokenizer reconstructions score {percent(reconstruction)}, samples {percent(samples)}"
+    losses = f"the tokenizer loses {points(first)} points, the generator {points(second)} more"
+    return Health("oracle", limit, first, second, f"{told}: {losses}: {ADVICE.get(limit, 'neither limits quality')}")
+
+
+def judge_distance(name: str, floor: float, reconstruction: float | None, samples: float | None) -> Health:
+    """From distances to the same real pictures, lower being better; the floor is that of other real pictures."""
+    if reconstruction is None and samples is None:
+        return Health(name, "unknown", None, None, "neither reconstructions nor samples were measured")
+    if reconstruction is None:
+        sentence = f"{name} of samples is {samples:.4g}, the real-against-real floor {floor:.4g}"
+        return Health(name, "unknown", None, None, sentence + "; no reconstructions, so no stage can be named")
+    first, least = reconstruction - floor, MIN_SHARE * floor
+    if samples is None:
+        sentence = f"{name} of reconstructions is {reconstruction:.4g}, the real-against-real floor {floor:.4g}"
+        return Health(name, limiting(first, 0.0, least), first, None, f"{sentence}: the tokenizer adds {first:.4g}")
+    second = samples - reconstruction
+    limit = limiting(first, second, least)
+    told = f"{name} is {floor:.4g} for real pictures, {reconstruction:.4g} for reconstructions, {samples:.4g} for samples"
+    losses = f"the tokenizer adds {first:.4g}, the generator {second:.4g}"
+    return Health(name, limit, first, second, f"{told}: {losses}: {ADVICE.get(limit, 'neither limits quality')}")
+
+
+def percent(share: float | None) -> str:
+    """0.774 -> 77 %"""
+    return f"{100 * (share or 0.0):.0f} %"
+
+
+def points(share: float) -> str:
+    """0.114 -> 11"""
+    return f"{100 * share:.0f}"

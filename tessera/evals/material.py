@@ -1,0 +1,104 @@
+"""What a model is judged by: pictures and captions of the training split and of the side that was held out.
+
+For data that `tessera data synth` made, the held-out side is heldout/, whose combinations never appear in training; otherwise
+it is the validation split.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.config import DataConfig, UserError
+from tessera.data.loader import prepare
+from tessera.data.opening import open_source
+from tessera.data.sources import Source, StoredImages, split_indices
+from tessera.evals.nets import Pictures
+from tessera.randomness import mix, permute
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Pictures of one size with their captions, in an order that the seed decided."""
+
+    pictures: Pictures  # n h w c
+    captions: tuple[str | None, ...]
+
+    def __post_init__(self) -> None:
+        if self.pictures.ndim != 4 or len(self.pictures) != len(self.captions):
+            raise ValueError(f"got pictures shaped {self.pictures.shape} and {len(self.captions)} captions; expected one each")
+
+    def __len__(self) -> int:
+        return len(self.captions)
+
+    def __getitem__(self, part: slice) -> Side:
+        return Side(self.pictures[part], self.captions[part])
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """Both sides, and who can judge them."""
+
+    train: Side  # perhaps not all of the training split
+    held_out: Side
+    num_train: int  # all of it
+    origin: str  # where the held-out side comes from, in words
+    oracle: str | None = None  # "shapes"
+
+    @property
+    def captioned(self) -> bool:
+        """Whether every held-out picture, and most of the others, have a caption."""
+        return all(self.held_out.captions) and sum(map(bool, self.train.captions)) * 2 > len(self.train)
+
+
+def load_material(
+    config: DataConfig, *, most_train: int, most_held_out: int, seed: int, source: Source | None = None
+) -> Material:
+    """Reads up to so many pictures of each side, cut as validation pictures are. `source` is the user's own dataset, if any."""
+    if source is None:
+        if config.path is None:
+            raise UserError("no data: the run was trained on a dataset of its own; give the same one to evaluate")
+        source = open_source(config.path, config)
+    train, validation = split_indices(source, config.validation_fraction)
+    home = synth_home(source)
+    read_train = read_side(source, config, train, most_train, mix(seed, 1))
+    if home is None:
+        if not len(validation):
+            raise UserError(
+                "the validation split is empty: there is nothing to judge by; raise data.validation_fraction, or bring more files"
+            )
+        held_out = read_side(source, config, validation, most_held_out, mix(seed, 2))
+        return Material(read_train, held_out, len(train), "the validation split")
+    folder, kind = home
+    other = open_source(folder / "heldout", config)
+    held_out = read_side(other, config, np.arange(len(other)), most_held_out, mix(seed, 2))
+    return Material(read_train, held_out, len(train), "heldout/, combinations that training never showed", kind)
+
+
+def synth_home(source: Source) -> tuple[Path, str] | None:
+    """The folder with synth.json and heldout/ that a source lies in, and the kind of data; None for all other data."""
+    if not isinstance(source, StoredImages):
+        return None
+    for folder in (source.root, source.root.parent):
+        if (folder / "synth.json").is_file() and (folder / "heldout").is_dir():
+            try:
+                about = json.loads((folder / "synth.json").read_text(encoding="utf-8"))
+                return folder, str(about["kind"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(f"{folder / 'synth.json'} cannot be read ({error}); make the data again, or remove it") from None
+    return None
+
+
+def read_side(source: Source, config: DataConfig, indices: npt.NDArray[np.int64], most: int, key: int) -> Side:
+    """Up to `most` of the samples, drawn by the key; unreadable ones are left out."""
+    chosen: Sequence[int] = [int(i) for i in indices[permute(np.arange(min(most, len(indices))), len(indices), key)]]
+    items = [item for index in chosen if (item := prepare(source, config, index, 0)).readable]
+    if not items:
+        shape = (0, config.resolution, config.resolution, config.channels)
+        return Side(np.zeros(shape, np.uint8), ())
+    return Side(np.stack([item.image for item in items]), tuple(item.caption for item in items))
