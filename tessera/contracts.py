@@ -206,7 +206,14 @@ class Chunk:
     redraw: Tensor | None = None  # b h w bool with `pictures`: True where something new is drawn
 
 
-Draw = Callable[[Chunk], Tensor]  # b c h w in [-1, 1]
+class Draw(Protocol):
+    """A recipe's trained nets, ready to draw."""
+
+    def __call__(self, chunk: Chunk) -> Tensor:
+        """b c h w in [-1, 1]"""
+
+    def loss(self, pictures: Any, captions: Sequence[str | None]) -> Mapping[str, float]:
+        """Held-out loss of pictures, uint8 n h w c, in the units of training."""
 
 
 def _as_it_is(config: Any, other: Any) -> Any:
