@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tessera.batches import Text, TextStates
 from tessera.config import Config
-from tessera.nn.attention import EncoderBlock, pool
+from tessera.nn.attention import EncoderBlock, RMSNorm, pool
 from tessera.nn.positions import rotary_angles
 
 
@@ -51,7 +51,7 @@ class ByteEncoder(nn.Module):
         self.place = nn.Parameter(torch.randn(config.length, config.width))
         self.words = nn.Conv1d(config.width, config.width, 5, padding=2)  # letters to syllables
         self.blocks = nn.ModuleList(EncoderBlock(config.width, config.heads) for _ in range(config.depth))
-        self.norm = nn.RMSNorm(config.width)
+        self.norm = RMSNorm(config.width)
         self.head_width = config.width // config.heads
 
     def forward(self, text: Text) -> TextStates:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tessera.batches import TextStates
 from tessera.config import Config
-from tessera.nn.attention import Attention, FeedForward, frequencies_of, linear
+from tessera.nn.attention import Attention, FeedForward, RMSNorm, frequencies_of, linear
 from tessera.nn.positions import grid_coordinates, rotary_angles
 
 LARGE_VOCABULARY = 2**14  # from here on ids are written as two digits
@@ -150,7 +150,7 @@ class Trunk(nn.Module):
         self.pooled = linear(text_width, width)
         self.condition = linear(width, 9 * width, gain=0, bias=True)
         self.blocks = nn.ModuleList(Block(config, text_width) for _ in range(config.depth))
-        self.norm = nn.RMSNorm(width)
+        self.norm = RMSNorm(width)
         angles = rotary_angles(grid_coordinates(self.grid), width // config.heads)
         self.register_buffer("angles", angles, persistent=False)
         below = torch.zeros(0, dtype=torch.long) if low is None else cells_below(self.grid, low.grid)
