@@ -60,7 +60,8 @@ class ByteEncoder(nn.Module):
         angles = rotary_angles(torch.arange(text.ids.shape[1], device=text.ids.device)[:, None], self.head_width)
         visible = mask | ~mask.any(1, keepdim=True)  # attention over nothing is not a number
         x: Tensor = self.embed(text.ids) * mask[..., None]
-        x = x + self.words(x.transpose(1, 2)).transpose(1, 2) + self.place[: x.shape[1]]
+        words = self.words(x.transpose(1, 2)).transpose(1, 2)
+        x = (x + words + self.place[: x.shape[1]]).to(words.dtype)  # bf16 under autocast: less to move
         for block in self.blocks:
             x = block(x, visible, angles)
         states = self.norm(x)

@@ -118,7 +118,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, text: Tensor, mask: Tensor, condition: Tensor, angles: Tensor) -> Tensor:
         """x b n d, text b m c, mask b m, condition b 9 d, angles n k"""
-        shift1, scale1, gate1, shift2, scale2, gate2, shift3, scale3, gate3 = (condition + self.table)[:, :, None].unbind(1)
+        table = self.table.to(condition.dtype)
+        shift1, scale1, gate1, shift2, scale2, gate2, shift3, scale3, gate3 = (condition + table)[:, :, None].unbind(1)
         x = x + gate1 * self._drop(self.attention(self.norm1(x) * (1 + scale1) + shift1, angles=angles))
         x = x + gate2 * self._drop(self.cross(self.norm2(x) * (1 + scale2) + shift2, text, mask))
         return x + gate3 * self._drop(self.feed_forward(self.norm3(x) * (1 + scale3) + shift3))
@@ -164,6 +165,7 @@ class Trunk(nn.Module):
         shifts = self.condition(F.silu(condition)).unflatten(-1, (9, -1))
         states = torch.cat([self.null.expand(len(ids), -1, -1).to(text.states.dtype), self.text_norm(text.states)], dim=1)
         mask = F.pad(text.mask, (1, 0), value=True)
+        x = x.to(shifts.dtype)  # under autocast bf16 from here on: half of what is left of the time is moving these
         for block in self.blocks:
             x = block(x, states, mask, shifts, self.angles)
         return self.norm(x)
