@@ -46,7 +46,8 @@ def export_run(run: Path | str, out: Path | str, checkpoint: str = "latest") -> 
 def without_places(value: Any) -> Any:
     """A config whose paths are file names: where they lay is of no use elsewhere, and nobody else's business."""
     if isinstance(value, dict):
-        named = {key: Path(item).name if key == "path" and isinstance(item, str) else item for key, item in value.items()}
+        places = ("path", "tokenizer")  # of a file, and RUN/tokenizer under needs
+        named = {key: Path(item).name if key in places and isinstance(item, str) else item for key, item in value.items()}
         return {key: without_places(item) for key, item in named.items()}
     return [without_places(item) for item in value] if isinstance(value, list) else value
 

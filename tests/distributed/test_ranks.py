@@ -32,7 +32,8 @@ class Trained:
 
     def __init__(self, path: Path, records: Path) -> None:
         self.path, self.metrics = path, read_metrics(path)
-        self.ranks: list[dict[str, Any]] = [json.loads(file.read_text()) for file in sorted(records.iterdir())]
+        read = [json.loads(file.read_text()) for file in sorted(records.iterdir())]
+        self.ranks: list[dict[str, Any]] = [rank["stages"]["tokenizer"] | {"threads": rank["threads"]} for rank in read]
 
     def losses(self) -> dict[tuple[int, str], float]:
         """(step, turn) -> loss."""
