@@ -156,8 +156,10 @@ def refuse_inside(source: Source, run: Path) -> None:
         raise UserError(f"{run} lies inside the data folder {source.root}: its pictures would become data; give --run elsewhere")
 
 
-def resume(run: Path | str, *, sets: Sequence[str] = (), data: Any = None, stages: StageBuilders | None = None) -> Path:
-    """Goes on where a run stopped, exactly. Needs nothing but its folder."""
+def resume(
+    run: Path | str, *, sets: Sequence[str] = (), data: Any = None, stage: str | None = None, stages: StageBuilders | None = None
+) -> Path:  # fmt: skip
+    """Goes on where a run stopped, exactly. Needs nothing but its folder; `stage` goes on with that one only."""
     folder = Path(run)
     if never_started(folder):
         raise UserError(
@@ -177,7 +179,7 @@ def resume(run: Path | str, *, sets: Sequence[str] = (), data: Any = None, stage
     with session(config) as (world, stop):
         source = open_source(config, data)
         config = recipe.settle(config, source)  # --set may have changed how captions are read
-        trains = pick(recipe.steps(config), None, stages)
+        trains = pick(recipe.steps(config), stage, stages)
         pairs = {
             key: [list(v) if isinstance(v, tuple) else v for v in pair] for key, *pair in changes
         }  # as config files write it
