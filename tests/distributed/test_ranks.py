@@ -95,21 +95,25 @@ def assert_ranks_agree(trained: Trained, ranks: int, *, sliced: bool = False) ->
 
 
 @pytest.mark.parametrize("case", ["even", "uneven", "uneven in micro-batches"])
-@pytest.mark.parametrize("turn", ["tokenizer", "critic"])
-def test_first_gradient(turn: str, case: str, workshop: Path, shapes: Path) -> None:
+@pytest.mark.parametrize(
+    ("stage", "turn"),
+    [("tokenizer", "tokenizer"), ("tokenizer", "critic"), ("base", "generator"), ("base", "critic"), ("superres", "generator")],
+)
+def test_first_gradient(stage: str, turn: str, case: str, workshop: Path, shapes: Path) -> None:
     """Of all parameters of a turn together: one of them alone may be a small difference of large sums."""
     whole = case.removesuffix(" in micro-batches")
-    one = load_file(first_step(workshop, shapes, 1) / f"{whole}.safetensors")[turn].double()
-    two = load_file(first_step(workshop, shapes, 2) / f"{case}.safetensors")[turn].double()
+    one = load_file(first_step(workshop, shapes, 1) / f"{stage} {whole}.safetensors")[turn].double()
+    two = load_file(first_step(workshop, shapes, 2) / f"{stage} {case}.safetensors")[turn].double()
     assert one.norm() > 1
     assert (two - one).norm() <= 1e-6 * one.norm()
 
 
-def test_validation(workshop: Path, shapes: Path) -> None:
+@pytest.mark.parametrize("stage", ["tokenizer", "base", "superres"])
+def test_validation(stage: str, workshop: Path, shapes: Path) -> None:
     """Of five samples, in batches of 8, of 4 and 4, and of 2 and 2: the last ones are padded."""
     one, two = (first_step(workshop, shapes, ranks) for ranks in (1, 2))
-    expected = json.loads((one / "even.json").read_text())
-    for path in (two / "even.json", two / "uneven in micro-batches.json"):
+    expected = json.loads((one / f"{stage} even.json").read_text())
+    for path in (two / f"{stage} even.json", two / f"{stage} uneven in micro-batches.json"):
         assert json.loads(path.read_text()) == pytest.approx(expected, rel=1e-6)
 
 
