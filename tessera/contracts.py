@@ -107,6 +107,7 @@ class Stage:
     after: Callable[[Nets, Mapping[str, Tensor], int], None] = _nothing_after  # once a step, with the stats of its turns
     digest: Callable[[Mapping[str, Tensor]], dict[str, float]] = _empty_digest  # reduced sums -> numbers: code use
     compiled: tuple[type[nn.Module], ...] = ()  # module classes that engine.compile compiles
+    recorded: tuple[type[nn.Module], ...] = ()  # with engine.cuda_graphs: larger ones that are compiled and recorded instead
     sharded: tuple[type[nn.Module], ...] = ()  # module classes that engine.parallel: shard slices; nets without one stay whole
     checkpointed: tuple[type[nn.Module], ...] = ()  # module classes that engine.activation_checkpointing recomputes
 
@@ -206,7 +207,14 @@ class Chunk:
     redraw: Tensor | None = None  # b h w bool with `pictures`: True where something new is drawn
 
 
-Draw = Callable[[Chunk], Tensor]  # b c h w in [-1, 1]
+class Draw(Protocol):
+    """A recipe's trained nets, ready to draw."""
+
+    def __call__(self, chunk: Chunk) -> Tensor:
+        """b c h w in [-1, 1]"""
+
+    def loss(self, pictures: Any, captions: Sequence[str | None]) -> Mapping[str, float]:
+        """Held-out loss of pictures, uint8 n h w c, in the units of training."""
 
 
 def _as_it_is(config: Any, other: Any) -> Any:

@@ -6,7 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tessera.bench.images import encode_case, loader_case, train_case, train_default_case
+from tessera.bench.masked import large_case, sample_case
+from tessera.bench.masked import train_case as train_masked_case
 from tessera.bench.timing import device_facts
 from tessera.config import UserError, nearest
 
@@ -15,6 +19,9 @@ CASES: dict[str, Callable[[Path | None], dict[str, Any]]] = {
     "image.tokenizer.encode": encode_case,
     "image.tokenizer.default": train_default_case,
     "image.loader": loader_case,
+    "image.maskgit.train": train_masked_case,
+    "image.maskgit.sample": sample_case,
+    "image.maskgit.400m": large_case,
 }
 
 
@@ -28,4 +35,5 @@ def run_cases(names: Sequence[str], data: Path | None = None) -> Iterator[dict[s
             )
     facts = device_facts()
     for name in names or CASES:
+        torch.compiler.reset()  # another case's shapes would make this one's dynamic
         yield {"case": name, **CASES[name](data), **facts}

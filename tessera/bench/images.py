@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tessera.batches import ImageBatch
+from tessera.batches import Batch, ImageBatch
 from tessera.bench.timing import device, time_call
 from tessera.config import DataConfig, EngineConfig, OptimConfig
 from tessera.contracts import Stage
@@ -74,14 +74,20 @@ def pictures(num: int, size: int) -> ImageBatch:
     return ImageBatch.stack(list(images), [str(i) for i in range(num)], [None] * num, range(num)).to(device())
 
 
-def stepper(stage: Stage, batch: ImageBatch, first_step: int, graphs: bool = False) -> Callable[[], Any]:
-    """A closure that makes one real training step, every turn included."""
+def trainer(stage: Stage, first_step: int, *, graphs: bool = False, compiled: bool = True) -> Callable[[Batch], Any]:
+    """One real training step on a batch, every turn included."""
     gpu = device().type == "cuda"
-    engine = EngineConfig(compile=gpu, cuda_graphs=gpu and graphs, precision="bf16" if gpu else "fp32")
+    engine = EngineConfig(compile=gpu and compiled, cuda_graphs=gpu and graphs, precision="bf16" if gpu else "fp32")
     state = place(stage, 0, engine, device())
     state.step = first_step
     setting = Setting.of(World(0, 1, device()), 10**6, engine)
-    return lambda: train_step(state, stage, [batch], setting)
+    return lambda batch: train_step(state, stage, [batch], setting)
+
+
+def stepper(stage: Stage, batch: Batch, first_step: int, graphs: bool = False) -> Callable[[], Any]:
+    """The same on one batch."""
+    step = trainer(stage, first_step, graphs=graphs)
+    return lambda: step(batch)
 
 
 def train_case(data: Path | None) -> dict[str, Any]:

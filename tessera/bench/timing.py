@@ -42,17 +42,29 @@ def settle() -> None:
         torch.cuda.synchronize()
 
 
-def time_call(call: Callable[[], Any], items: int, *, warm: int = 5, repeats: int = 20, count: bool = True) -> dict[str, Any]:
-    """ms, items/s, memory, operations and share of the limit of one call."""
+def count_operations(call: Callable[[], Any]) -> int:
+    """Of one call, uncompiled. Only after a warm-up: a module that is first called under this stance would never compile."""
+    with torch.compiler.set_stance("force_eager"), Operations() as counter:
+        call()
+    return counter.total
+
+
+def time_call(
+    call: Callable[[], Any], items: int, *, warm: int = 5, repeats: int = 20, count: bool = True,
+    counted: tuple[Callable[[], Any], int] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """ms, items/s, memory, operations and share of the limit of one call.
+
+    `counted` is another call and how many of it make one: for what counting cannot see (a recorded graph), or what uncompiled
+    would not fit into memory.
+    """
     for _ in range(warm):
         call()
-    operations = 0
-    if count:  # after the warm-up: a module that is first called under this stance would never compile
-        with torch.compiler.set_stance("force_eager"), Operations() as counter:
-            call()
-        operations = counter.total
+    other, times = counted or (call, 1)
+    operations = times * count_operations(other) if count else 0
     settle()
     if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # uncompiled, a call takes more memory than it will
         torch.cuda.reset_peak_memory_stats()
     seconds = []
     for _ in range(repeats):

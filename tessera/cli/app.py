@@ -128,6 +128,27 @@ def sample(
 
 
 @app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, also while it trains, or an export.")],
+    n: Annotated[int | None, typer.Option("--n", "-n", min=1, help="Held-out pictures and captions to judge by.")] = None,
+    checkpoint: Annotated[str | None, typer.Option(metavar="NAME", help="latest, best or step-N of the last stage.")] = None,
+    sets: Sets = None,
+    as_json: AsJson = False,
+) -> None:
+    """Judge a trained model by held-out data, every number beside the reference rows that give it a meaning."""
+    from tessera.evals.lines import lines
+    from tessera.evals.run import evaluate_run
+
+    evaluation, folder = evaluate_run(run, n=n, sets=sets or (), checkpoint=checkpoint)
+    if as_json:
+        print(json.dumps(evaluation.report, indent=1, ensure_ascii=False))
+        return
+    print("\n".join(lines(evaluation.report)))
+    print(f"written: {folder}")
+    print(f"next: look at {folder / 'evaluation.png'}; then tessera export {shlex.quote(str(run))} --out DIR")
+
+
+@app.command()
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder; it may still be training.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="A new folder for the export.")],

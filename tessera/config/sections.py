@@ -152,5 +152,8 @@ class EvaluateConfig(Config):
     """Updates of each judging net; half a minute on one CPU core."""
     resamples: int = Field(100, ge=0)
     """Bootstrap resamples behind the interval of a distance; 0 gives none."""
+    inception: str | None = None
+    """The TorchScript file of Inception (inception-2015-12-05.pt), for FID and KID as others report them. It is a program that is
+    run, so name only one you trust. null fits a small extractor of our own."""
     extractor: str | None = None
     """An extractor.safetensors of another evaluation: distances of two runs compare only on the same one. null fits one."""

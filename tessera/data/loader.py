@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -189,7 +190,11 @@ def make_dataloader(
     samples: Dataset[Any], order: Iterable[list[int]], collate: Callable[[Any], Any], config: DataConfig, device: torch.device
 ) -> DataLoader[Any]:
     """Worker processes that make one batch for each list of the order."""
-    workers = config.workers
+    workers, context = config.workers, None
+    if workers:
+        # Forking a process that has threads and a CUDA context is a gamble; without CUDA it is quick and safe enough.
+        context = multiprocessing.get_context("forkserver" if device.type == "cuda" else "fork")
+        context.set_forkserver_preload(["tessera.data.prepare", "tessera.data.tokens"])  # or each worker imports torch by itself
     return DataLoader(
         samples,
         batch_sampler=order,
@@ -199,8 +204,7 @@ def make_dataloader(
         timeout=WORKER_TIMEOUT_S if workers else 0,
         prefetch_factor=config.prefetch if workers else None,
         worker_init_fn=ignore_signals if workers else None,
-        # Forking a process that has threads and a CUDA context is a gamble; without CUDA it is quick and safe enough.
-        multiprocessing_context=("forkserver" if device.type == "cuda" else "fork") if workers else None,
+        multiprocessing_context=context,
     )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,11 +97,9 @@ def write_tokens(feed: Feed, plan: TokenPlan, encode: Callable[[Tensor], Tensor]
     mine = shards[feed.cut.rank :: feed.cut.world_size]
     feed.say(f"cache: {len(feed.source):,} samples to tokens, {plan.views} views each, in {folder}")
     started, done = time.monotonic(), 0
-    for shard in mine:
-        samples = shard_samples(shard, len(feed.source))
-        ids, faults = encode_samples(feed, plan, encode, samples)
+    for shard, ids, faults in encode_shards(feed, plan, encode, mine):
         write_shard(folder, shard, ids.astype(plan.dtype), faults)
-        done += len(samples)
+        done += len(ids)
         speed = done * plan.views / max(time.monotonic() - started, 1e-9)
         feed.show(f"cache: {done:,} samples of this rank  {speed:,.0f} pictures/s")
     feed.wait()
@@ -127,28 +125,35 @@ def shard_path(folder: Path, shard: int) -> Path:
     return folder / f"{shard:05d}.npy"
 
 
-def encode_samples(feed: Feed, plan: TokenPlan, encode: Callable[[Tensor], Tensor], samples: range) -> tuple[Ids, dict[str, str]]:
-    """ids n views ..., and the faults of what could not be read."""
+def encode_shards(
+    feed: Feed, plan: TokenPlan, encode: Callable[[Tensor], Tensor], shards: Sequence[int]
+) -> Iterator[tuple[int, Ids, dict[str, str]]]:
+    """Of each shard its ids, n views ..., and the faults of what could not be read. One stream of workers serves all shards."""
     per_batch = max(1, CHUNK_PICTURES // plan.views)
-    order = [list(samples[start : start + per_batch]) for start in range(0, len(samples), per_batch)]
-    source = (
-        feed.source.reading_at(round(plan.resolution * feed.config.zoom))
-        if isinstance(feed.source, StoredImages)
-        else feed.source
-    )
+    batches = [
+        (shard, samples[start : start + per_batch])
+        for shard in shards
+        for samples in [shard_samples(shard, len(feed.source))]
+        for start in range(0, len(samples), per_batch)
+    ]
+    large = round(plan.resolution * feed.config.zoom)
+    source = feed.source.reading_at(large) if isinstance(feed.source, StoredImages) else feed.source
     config = feed.config.model_copy(update={"resolution": plan.resolution})
-    stream = iter(make_dataloader(Views(source, config, plan.views, feed.seed), order, list, config, torch.device("cpu")))
+    views, order = Views(source, config, plan.views, feed.seed), [list(samples) for _, samples in batches]
+    stream = iter(make_dataloader(views, order, list, config, feed.device))
     made: list[Ids] = []
     faults: dict[str, str] = {}
     try:
-        for viewed in stream:
+        for (shard, samples), viewed in zip(batches, stream, strict=True):
             pictures = torch.from_numpy(np.concatenate([item.pictures for item in viewed])).to(feed.device)
             ids = encode(pictures.permute(0, 3, 1, 2).float().div(127.5).sub(1)).cpu().numpy()
             made.append(ids.reshape(len(viewed), plan.views, *ids.shape[1:]))
             faults |= {item.key: item.fault for item in viewed if item.fault}
+            if samples.stop == shard_samples(shard, len(feed.source)).stop:
+                yield shard, np.concatenate(made), faults
+                made, faults = [], {}
     finally:
         end_workers(stream)
-    return np.concatenate(made), faults
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,11 +79,15 @@ def refuse_shared(stage: Stage) -> None:
 
 
 def speed_up(net: nn.Module, stage: Stage, config: EngineConfig) -> None:
-    """Recomputation first, compilation around it. Both in place, so parameter names stay what they are."""
+    """Recomputation first, compilation around it. Both in place, so parameter names stay what they are.
+
+    A recording costs the host as much as launching a dozen kernels, so with CUDA graphs few large modules are better than many.
+    """
+    compiled = (stage.recorded or stage.compiled) if config.cuda_graphs else stage.compiled
     for module in net.modules():
         if config.activation_checkpointing and isinstance(module, stage.checkpointed):
             module.forward = _recomputed(module.forward)
-        if config.compile and isinstance(module, stage.compiled):
+        if config.compile and isinstance(module, compiled):
             module.compile(mode="reduce-overhead" if config.cuda_graphs else None)
 
 

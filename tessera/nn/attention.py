@@ -21,6 +21,15 @@ def linear(width_in: int, width_out: int, *, gain: float = 1.0, bias: bool = Fal
     return layer
 
 
+class RMSNorm(nn.RMSNorm):
+    """torch's, with its weight in the input's type: under autocast the two differ, and torch then leaves its fused kernel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """... d -> ... d"""
+        weight = None if self.weight is None else self.weight.to(x.dtype)
+        return F.rms_norm(x, self.normalized_shape, weight, self.eps)
+
+
 class Attention(nn.Module):
     """Multi-head attention to oneself or to a context. Queries and keys are normalised by head, so logits cannot grow without
     bound (Dehghani et al. 2023, section 3.1)."""
@@ -32,7 +41,7 @@ class Attention(nn.Module):
         self.heads = heads
         self.query = linear(width, width)
         self.key_value = linear(context_width or width, 2 * width)
-        self.query_norm, self.key_norm = nn.RMSNorm(width // heads), nn.RMSNorm(width // heads)
+        self.query_norm, self.key_norm = RMSNorm(width // heads), RMSNorm(width // heads)
         self.out = linear(width, width)
 
     def forward(
@@ -71,7 +80,7 @@ class EncoderBlock(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.norm1, self.norm2 = RMSNorm(width), RMSNorm(width)
         self.attention, self.feed_forward = Attention(width, heads), FeedForward(width)
 
     def forward(self, x: Tensor, mask: Tensor, angles: Tensor) -> Tensor:

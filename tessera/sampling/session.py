@@ -86,9 +86,12 @@ class Session:
         return self.serve(request)
 
     def serve(self, request: Request) -> list[Image.Image]:
-        """Chunks of one size, the last one padded: so a picture is the same whatever else is asked with it."""
-        draw, rows, size = self.draw, request.rows(), request.options.chunk
-        start = self.start_of(request)
+        """The pictures of a request, prompt by prompt."""
+        return self.draw_rows(request.rows(), request)
+
+    def draw_rows(self, rows: Sequence[tuple[str, int]], request: Request) -> list[Image.Image]:
+        """Prompts and seeds in chunks of one size, the last one padded: so a picture is the same whatever else is asked."""
+        draw, size, start = self.draw, request.options.chunk, self.start_of(request)
         made: list[Image.Image] = []
         for first in range(0, len(rows), size):
             some = rows[first : first + size]
@@ -104,6 +107,27 @@ class Session:
             pixels = to_uint8(draw(chunk)).permute(0, 2, 3, 1).cpu().numpy()[: len(some)]
             made += [to_picture(array) for array in pixels]
         return made
+
+    @property
+    def draws(self) -> bool:
+        """Whether a generator has been trained."""
+        return "base" in self.nets and self.recipe.opens is not None
+
+    @property
+    def resolution(self) -> int:
+        """Height and width of what is drawn, or of what the tokenizer was trained on."""
+        fine = getattr(self.config, "superres", None)
+        return int(fine.resolution if fine is not None and "superres" in self.nets else self.config.data.resolution)
+
+    @torch.no_grad()
+    def through_tokens(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """n h w c -> the same through the tokenizer of what is drawn, at any size that its stride divides."""
+        tokenizer: Any = self.nets.get("fine_tokenizer", self.nets["tokenizer"])["tokenizer"]
+        made = []
+        with full_precision(self.device):
+            for chunk in torch.from_numpy(pixels).permute(0, 3, 1, 2).split(CHUNK):
+                made.append(to_uint8(tokenizer.decode(tokenizer.encode(chunk.to(self.device).float().div(127.5).sub(1)))).cpu())
+        return torch.cat(made).permute(0, 2, 3, 1).numpy()
 
     def start_of(self, request: Request) -> tuple[Tensor, Tensor | None] | None:
         """The picture that drawing starts from, 1 c h w in [-1, 1], and where it is drawn anew, 1 h w."""

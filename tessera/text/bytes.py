@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tessera.batches import Text, TextStates
 from tessera.config import Config
-from tessera.nn.attention import EncoderBlock, pool
+from tessera.nn.attention import EncoderBlock, RMSNorm, pool
 from tessera.nn.positions import rotary_angles
 
 
@@ -51,7 +51,7 @@ class ByteEncoder(nn.Module):
         self.place = nn.Parameter(torch.randn(config.length, config.width))
         self.words = nn.Conv1d(config.width, config.width, 5, padding=2)  # letters to syllables
         self.blocks = nn.ModuleList(EncoderBlock(config.width, config.heads) for _ in range(config.depth))
-        self.norm = nn.RMSNorm(config.width)
+        self.norm = RMSNorm(config.width)
         self.head_width = config.width // config.heads
 
     def forward(self, text: Text) -> TextStates:
@@ -60,7 +60,8 @@ class ByteEncoder(nn.Module):
         angles = rotary_angles(torch.arange(text.ids.shape[1], device=text.ids.device)[:, None], self.head_width)
         visible = mask | ~mask.any(1, keepdim=True)  # attention over nothing is not a number
         x: Tensor = self.embed(text.ids) * mask[..., None]
-        x = x + self.words(x.transpose(1, 2)).transpose(1, 2) + self.place[: x.shape[1]]
+        words = self.words(x.transpose(1, 2)).transpose(1, 2)
+        x = (x + words + self.place[: x.shape[1]]).to(words.dtype)  # bf16 under autocast: less to move
         for block in self.blocks:
             x = block(x, visible, angles)
         states = self.norm(x)

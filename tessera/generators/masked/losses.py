@@ -96,7 +96,7 @@ def guess(nets: Nets, batch: TokenBatch, given: Given, context: Context, step: i
     features = look(net, ids.masked_fill(hidden, net.mask_id), given)
     places, real = gather_hidden(hidden, capacity(*ids.shape))
     weights = real * batch.valid[places // ids.shape[1]]
-    logits, targets = net.logits(features.flatten(0, 1)[places]), net.split(ids.flatten()[places])
+    logits, targets = net.logits(features.flatten(0, 1).index_select(0, places)), net.split(ids.flatten()[places])
     pairs = list(zip(logits, targets, strict=True))
     losses = [F.cross_entropy(logit, target, reduction="none", label_smoothing=smoothing) for logit, target in pairs]
     right = torch.stack([logit.argmax(-1) == target for logit, target in pairs]).all(0)

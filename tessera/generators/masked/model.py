@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tessera.batches import TextStates
 from tessera.config import Config
-from tessera.nn.attention import Attention, FeedForward, frequencies_of, linear
+from tessera.nn.attention import Attention, FeedForward, RMSNorm, frequencies_of, linear
 from tessera.nn.positions import grid_coordinates, rotary_angles
 
 LARGE_VOCABULARY = 2**14  # from here on ids are written as two digits
@@ -118,7 +118,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, text: Tensor, mask: Tensor, condition: Tensor, angles: Tensor) -> Tensor:
         """x b n d, text b m c, mask b m, condition b 9 d, angles n k"""
-        shift1, scale1, gate1, shift2, scale2, gate2, shift3, scale3, gate3 = (condition + self.table)[:, :, None].unbind(1)
+        table = self.table.to(condition.dtype)
+        shift1, scale1, gate1, shift2, scale2, gate2, shift3, scale3, gate3 = (condition + table)[:, :, None].unbind(1)
         x = x + gate1 * self._drop(self.attention(self.norm1(x) * (1 + scale1) + shift1, angles=angles))
         x = x + gate2 * self._drop(self.cross(self.norm2(x) * (1 + scale2) + shift2, text, mask))
         return x + gate3 * self._drop(self.feed_forward(self.norm3(x) * (1 + scale3) + shift3))
@@ -150,7 +151,7 @@ class Trunk(nn.Module):
         self.pooled = linear(text_width, width)
         self.condition = linear(width, 9 * width, gain=0, bias=True)
         self.blocks = nn.ModuleList(Block(config, text_width) for _ in range(config.depth))
-        self.norm = nn.RMSNorm(width)
+        self.norm = RMSNorm(width)
         angles = rotary_angles(grid_coordinates(self.grid), width // config.heads)
         self.register_buffer("angles", angles, persistent=False)
         below = torch.zeros(0, dtype=torch.long) if low is None else cells_below(self.grid, low.grid)
@@ -164,6 +165,7 @@ class Trunk(nn.Module):
         shifts = self.condition(F.silu(condition)).unflatten(-1, (9, -1))
         states = torch.cat([self.null.expand(len(ids), -1, -1).to(text.states.dtype), self.text_norm(text.states)], dim=1)
         mask = F.pad(text.mask, (1, 0), value=True)
+        x = x.to(shifts.dtype)  # under autocast bf16 from here on: half of what is left of the time is moving these
         for block in self.blocks:
             x = block(x, states, mask, shifts, self.angles)
         return self.norm(x)

@@ -11,7 +11,8 @@ from tessera.config import Config, OptimConfig
 from tessera.contracts import Best, Stage, Turn
 from tessera.generators.masked.critic import HeadCriticConfig, TokenCriticConfig, build_critic
 from tessera.generators.masked.losses import MaskedLossConfig, MaskedLosses
-from tessera.generators.masked.model import Block, Low, MaskedConfig, MaskedTransformer
+from tessera.generators.masked.model import Block, Low, MaskedConfig, MaskedTransformer, Trunk
+from tessera.text.bytes import ByteEncoder
 
 
 class MaskedStageConfig(Config):
@@ -70,7 +71,8 @@ def build_stage(config: MaskedStageConfig, nets: dict[str, nn.Module]) -> Stage:
         optim=optim,
         best=Best("loss", higher_is_better=False),
         measure=losses.measure,
-        compiled=(Block,),
+        compiled=(Block, ByteEncoder),
+        recorded=(Trunk, ByteEncoder),
         sharded=(Block,),
         checkpointed=(Block,),
     )

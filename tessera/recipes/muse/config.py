@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from tessera.config import Config, DataConfig, EngineConfig, OptimConfig
+from tessera.config import Config, DataConfig, EngineConfig, EvaluateConfig, OptimConfig
 from tessera.generators.masked.sample import MaskedSampleConfig
 from tessera.generators.masked.stage import MaskedStageConfig
 from tessera.nn.quantizers import FSQConfig, ResidualConfig
@@ -77,6 +77,8 @@ class MuseConfig(Config):
     """How training runs."""
     sample: MuseSampleConfig = MuseSampleConfig()
     """How pictures are drawn."""
+    evaluate: EvaluateConfig = EvaluateConfig()
+    """How the trained model is judged."""
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> MuseConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tessera.batches import to_uint8
+from tessera.batches import TokenBatch, to_uint8
 from tessera.config import UserError
-from tessera.contracts import Chunk, Nets
+from tessera.contracts import Chunk, Context, Nets
+from tessera.generators.masked.losses import MaskedLosses
 from tessera.generators.masked.replay import GraphedSampler
 from tessera.generators.masked.sample import MaskedSampleConfig
 from tessera.generators.masked.stage import MaskedStageConfig
@@ -22,6 +23,7 @@ from tessera.randomness import mix_text, uniform
 from tessera.recipes.captions import Prompts
 from tessera.recipes.muse.config import MuseConfig, MuseSampleConfig
 
+LOSS_CHUNK = 64  # pictures
 _VARIATION = mix_text("variation") >> 1
 
 
@@ -90,6 +92,27 @@ class Painter:
         return ids.masked_fill(
             open_cells.repeat_interleave(ids.shape[1] // open_cells.shape[1], dim=1), generator.mask_id
         ), redraw
+
+    @torch.no_grad()
+    def loss(self, pixels: npt.NDArray[np.uint8], captions: Sequence[str | None]) -> dict[str, float]:
+        """Cross-entropy of hidden tokens at the base's resolution, in nats, and the share guessed right."""
+        nets, size = self.stages["base"], self.config.data.resolution
+        losses, sums = MaskedLosses(self.config.base.loss), torch.zeros(3, dtype=torch.float64)
+        images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+        for first in range(0, len(images), LOSS_CHUNK):
+            part = images[first : first + LOSS_CHUNK].to(self.device).float().div(127.5).sub(1)
+            if part.shape[-1] != size:
+                part = F.interpolate(part, size=(size, size), mode="bilinear", antialias=True)
+            with full_precision(self.device):
+                ids = self.stages["tokenizer"]["tokenizer"].encode(part)  # type: ignore[operator]
+            some = tuple(captions[first : first + LOSS_CHUNK])
+            positions = torch.arange(first, first + len(part), device=self.device)
+            everything = torch.ones(len(part), dtype=torch.bool, device=self.device)
+            batch = TokenBatch(ids, self.prompts(nets, some), everything, positions, ("",) * len(part), some)
+            loss = losses.measure(nets, batch, Context(0, 0, positions))
+            sums += torch.stack([loss.total, loss.weight, loss.parts["right"]]).double().cpu()
+        total, weight, right = sums.tolist()
+        return {"loss": total / weight, "right": right / weight}
 
     def decode(self, stage: str, ids: Tensor) -> Tensor:
         """Tokens to pixels, by the stage's tokenizer."""

@@ -1,0 +1,85 @@
+"""A run or an export under evaluation: its session as a `Subject`, its data as the material."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tessera.config import EvaluateConfig, Layer, UserError, build, layer_of, parse_sets
+from tessera.engine.checkpoint import digest
+from tessera.engine.dist import World
+from tessera.evals.evaluate import Evaluation, Subject, evaluate, write_evaluation
+from tessera.evals.features import Extractor, inception_extractor
+from tessera.evals.material import Material, load_material
+from tessera.evals.nets import Pictures
+from tessera.sampling.request import make_request
+from tessera.sampling.session import Session, load
+
+
+def evaluate_run(
+    run: Path | str, *, n: int | None = None, sets: Sequence[str] = (), checkpoint: str | None = None, data: Any = None,
+    device: str = "auto",
+) -> tuple[Evaluation, Path]:  # fmt: skip
+    """Judges a trained model by its held-out data; also the folder RUN/evaluation-NNN that was written."""
+    session = load(run, checkpoint=checkpoint, device=device)
+    changes = dict(parse_sets(sets).values)
+    if unknown := set(changes) - {"evaluate", "sample", "data"}:
+        raise UserError(f"--set {min(unknown)}: here only values of evaluate, sample and data can be set")
+    root = build(type(session.config), [layer_of(session.config, "the run"), Layer.of(changes, "--set")])
+    config: EvaluateConfig = root.evaluate if n is None else root.evaluate.model_copy(update={"n": n})
+    material = material_of(session, root.data, config, data)
+    subject = subject_of(session, root.sample, material)
+    world = World(0, 1, session.device)
+    evaluation = evaluate(subject, material, config, world=world, extractor=given_extractor(config, session.device))
+    folder = next_folder(Path(run))
+    write_evaluation(evaluation, folder)
+    return evaluation, folder
+
+
+def material_of(session: Session, data: Any, config: EvaluateConfig, source: Any) -> Material:
+    """Held-out and training pictures at the size that the model draws."""
+    sized = data.model_copy(update={"resolution": session.resolution})
+    return load_material(sized, most_train=config.train_samples, most_held_out=2 * config.n, seed=config.seed, source=source)
+
+
+def subject_of(session: Session, options: Any, material: Material) -> Subject:
+    """What of a session can be judged: a tokenizer alone, or all of it."""
+    about = {"model": session.path.name, "stages": dict(session.steps), "sample": options.model_dump(mode="json")}
+    if not session.draws:
+        return Subject(reconstruct=lambda pictures: session.through_tokens(pictures), about=about)
+
+    def sample(captions: Sequence[str], seed: int) -> Pictures:
+        request = make_request(options, captions, seed=seed)
+        rows = [(caption, seed + index) for index, caption in enumerate(captions)]  # noise of its own for each
+        return np.stack([np.asarray(made).reshape(*made.size[::-1], -1) for made in session.draw_rows(rows, request)])
+
+    def held_out_loss() -> Mapping[str, float]:
+        return session.draw.loss(material.held_out.pictures, material.held_out.captions)
+
+    return Subject(sample=sample, reconstruct=session.through_tokens, held_out_loss=held_out_loss, about=about)
+
+
+def given_extractor(config: EvaluateConfig, device: torch.device) -> Extractor | None:
+    """Inception, where the user names its file. TorchScript is a program: it is run because, and only if, it is named."""
+    if config.inception is None:
+        return None
+    path = Path(config.inception)
+    if not path.is_file():
+        raise UserError(f"evaluate.inception: {path} is no file; expected the TorchScript file of Inception, or null")
+    try:
+        module = torch.jit.load(str(path), map_location=device)
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f"evaluate.inception: {path} cannot be read as TorchScript: {str(error).splitlines()[0]}") from None
+    return inception_extractor(module, digest(path))
+
+
+def next_folder(run: Path) -> Path:
+    """`RUN/evaluation-001`, or the next free number: nothing is overwritten."""
+    number = 1
+    while (folder := run / f"evaluation-{number:03d}").exists():
+        number += 1
+    return folder
