@@ -30,10 +30,10 @@ PLAIN = {  # no dropout, which is each rank's own; a rate that does not depend o
 class Trained:
     """A run of one or more ranks, with what each of them recorded."""
 
-    def __init__(self, path: Path, records: Path) -> None:
-        self.path, self.metrics = path, read_metrics(path)
+    def __init__(self, path: Path, records: Path, stage: str = "tokenizer") -> None:
+        self.path, self.metrics = path, read_metrics(path, stage)
         read = [json.loads(file.read_text()) for file in sorted(records.iterdir())]
-        self.ranks: list[dict[str, Any]] = [rank["stages"]["tokenizer"] | {"threads": rank["threads"]} for rank in read]
+        self.ranks: list[dict[str, Any]] = [rank["stages"][stage] | {"threads": rank["threads"]} for rank in read]
 
     def losses(self) -> dict[tuple[int, str], float]:
         """(step, turn) -> loss."""
@@ -147,6 +147,52 @@ def test_resumed_on_another_number_of_ranks(ranks: int, workshop: Path, shapes: 
     assert_same_losses(resumed, alone)
     assert_ranks_agree(resumed, ranks)
     assert resumed.keys() == {step: keys for step, keys in alone.keys().items() if int(step) > 5}
+
+
+# ---- later stages
+
+GENERATORS = {
+    "base__steps": 5,
+    "base__critic": "{kind: net, model: {width: 16, depth: 1, heads: 2}}",
+    "superres": "{resolution: 32, batch_size: 7, steps: 5, model: {width: 16, depth: 1, heads: 2, self_conditioning: true}}",
+    "sample": "{steps: 2, superres: {steps: 2}}",
+}
+
+
+def train_generators(workshop: Path, shapes: Path, ranks: int, micro: str = "null", parallel: str = "replicate") -> Path:
+    """A run whose tokenizer one rank has trained, so that all see the same tokens; so many ranks made its caches and went on.
+    Records lie beside it."""
+    first = workshop / "tokenizer for generators"
+    sets = {**PLAIN, **GENERATORS, "tokenizer__steps": 3}
+    made_once(first, lambda: check(run(train_arguments(shapes, first, **sets), workshop)))
+    path = workshop / f"generators {ranks} {micro} {parallel}"
+
+    def make() -> None:
+        shutil.copytree(first, path)
+        command = ["resume", str(path), "--set", f"engine.micro_batch_size={micro}", f"engine.parallel={parallel}"]
+        records = path.with_name(f"{path.name} records")
+        check(run([str(records), *command], workshop, ranks=ranks, script=HERE / "record.py"))
+
+    return made_once(path, make)
+
+
+@pytest.mark.parametrize(("micro", "parallel"), [("null", "replicate"), ("2", "shard")])
+@pytest.mark.parametrize("stage", ["base", "superres"])
+def test_five_steps_of_a_generator(stage: str, micro: str, parallel: str, workshop: Path, shapes: Path) -> None:
+    paths = [train_generators(workshop, shapes, 1), train_generators(workshop, shapes, 2, micro, parallel)]
+    alone, two = (Trained(path, path.with_name(f"{path.name} records"), stage) for path in paths)
+    assert len(two.losses()) == (10 if stage == "base" else 5), "the critic of base has a turn of its own"
+    assert_same_losses(two, alone)
+    assert_ranks_agree(two, 2, sliced=parallel == "shard")
+    assert two.keys() == alone.keys()
+
+
+def test_caches_of_two_ranks_are_those_of_one(workshop: Path, shapes: Path) -> None:
+    one, two = (train_generators(workshop, shapes, ranks) / "cache" for ranks in (1, 2))
+    files = sorted(path.relative_to(one) for path in one.rglob("*") if path.is_file())
+    assert len(files) == 6, "ids, faults and manifest of two grids"
+    assert sorted(path.relative_to(two) for path in two.rglob("*") if path.is_file()) == files
+    assert all((one / file).read_bytes() == (two / file).read_bytes() for file in files)
 
 
 # ---- sharded
