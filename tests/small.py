@@ -27,9 +27,13 @@ SETS = {
     "tokenizer.batch_size": "4",
     "tokenizer.model": "{widths: [8, 8], blocks: [1, 1]}",
     "tokenizer.critic": "null",
+    "tokenizer.optim": "{lr: 1.0e-2, warmup_steps: 0}",
+    "tokenizer.ema_decay": "0.5",
     "tokenizer.steps": "3",
     "base.batch_size": "4",
     "base.model": "{width: 16, depth: 1, heads: 2}",
+    "base.optim": "{lr: 3.0e-2, warmup_steps: 0}",  # or text would hardly have come to matter
+    "base.ema_decay": "0.5",
     "base.steps": "3",
     "sample.steps": "3",
     "sample.chunk": "4",
