@@ -29,7 +29,17 @@ from tessera.engine.track import Journal
 from tessera.engine.trackers import refuse_missing
 from tessera.recipes import RECIPES, find_recipe
 from tessera.sampling.stored import read_run
-from tessera.staging import build_stage, config_of, fingerprint, make_feed, make_loader, open_source, read_needs, settled
+from tessera.staging import (
+    build_stage,
+    config_of,
+    fingerprint,
+    make_feed,
+    make_loader,
+    open_source,
+    read_needs,
+    refuse_uncaptioned,
+    settled,
+)  # fmt: skip
 
 StageBuilders = Mapping[str, Callable[[], Stage]]
 
@@ -59,10 +69,11 @@ def resolve(
         layers.append(Layer.of({"preset": preset}, "--preset"))
     if data is not None:
         layers.append(Layer.of({"data": {"path": data}}, "--data"))
-    trains = pick(recipe.steps(recipe.presets[chosen]()), stage)
+    made = build(recipe.config_type, [*layers, own])
+    trains = [train for train in pick(recipe.steps(made), stage) if train.origin is None]
     if steps is not None:
         layers.append(Layer.of({train.name: {"steps": steps} for train in trains}, "--steps"))
-    made = build(recipe.config_type, [*layers, own])
+        made = build(recipe.config_type, [*layers, own])
     if name != target and chosen != in_file and in_file in recipe.presets:
         refuse_idle_preset(made, recipe.presets[in_file](), [*layers[1:], own], chosen, target)
     return made
@@ -145,8 +156,10 @@ def refuse_inside(source: Source, run: Path) -> None:
         raise UserError(f"{run} lies inside the data folder {source.root}: its pictures would become data; give --run elsewhere")
 
 
-def resume(run: Path | str, *, sets: Sequence[str] = (), data: Any = None, stages: StageBuilders | None = None) -> Path:
-    """Goes on where a run stopped, exactly. Needs nothing but its folder."""
+def resume(
+    run: Path | str, *, sets: Sequence[str] = (), data: Any = None, stage: str | None = None, stages: StageBuilders | None = None
+) -> Path:  # fmt: skip
+    """Goes on where a run stopped, exactly. Needs nothing but its folder; `stage` goes on with that one only."""
     folder = Path(run)
     if never_started(folder):
         raise UserError(
@@ -165,7 +178,8 @@ def resume(run: Path | str, *, sets: Sequence[str] = (), data: Any = None, stage
         )
     with session(config) as (world, stop):
         source = open_source(config, data)
-        trains = pick(recipe.steps(config), None, stages)
+        config = recipe.settle(config, source)  # --set may have changed how captions are read
+        trains = pick(recipe.steps(config), stage, stages)
         pairs = {
             key: [list(v) if isinstance(v, tuple) else v for v in pair] for key, *pair in changes
         }  # as config files write it
@@ -282,6 +296,8 @@ def train_stage(folder: Path, config: Any, train: Train, source: Source, world: 
     if state.step >= train.steps:
         journal.say(f"{train.name}: all {train.steps} steps are done (it is at step {state.step})")
         return
+    if train.captioned:  # a run of --stage tokenizer was not asked for captions
+        refuse_uncaptioned(config, source)
     if world.main:
         write_environment(folder, world, {"stage": train.name, "from_step": state.step})
     for turn in stage.turns:

@@ -39,7 +39,15 @@ TINY = {
     "tokenizer.critic.penalty": "{weight: 1.0, every: 4}",
     "tokenizer.batch_size": "8",
     "tokenizer.steps": str(STEPS),
+    "text.length": "16",
+    "text.width": "16",
+    "text.depth": "1",
+    "text.heads": "2",
+    "base.model": "{width: 16, depth: 1, heads: 2}",
+    "base.batch_size": "8",
+    "base.steps": "2",  # what a resumed run does after its tokenizer
     "data.resolution": "16",
+    "data.views": "2",
     "data.flip": "true",
     "data.crop": "random",
     "data.validation_fraction": "0.15",
@@ -104,9 +112,9 @@ class Running:
                 raise TimeoutError(f"waited {timeout} s:\n{self.output}")
             time.sleep(0.003)
 
-    def until_step(self, step: int) -> None:
-        """Waits until this command has reported a step of the tokenizer."""
-        self.until(lambda: any(int(found) >= step for found in re.findall(r"^tokenizer (\d+)/", self.output, re.MULTILINE)))
+    def until_step(self, step: int, stage: str = "tokenizer") -> None:
+        """Waits until this command has reported a step of a stage."""
+        self.until(lambda: any(int(found) >= step for found in re.findall(rf"^{stage} (\d+)/", self.output, re.MULTILINE)))
 
     def pids(self, **environment: str) -> list[int]:
         """All living processes of the command, or those with certain variables in their environment."""
@@ -183,12 +191,18 @@ def free_port() -> int:
                 return port
 
 
-def train_arguments(data: Path, run_folder: Path, **sets: str | int | float) -> list[str]:
-    """`train muse` of a very small model; double underscores stand for dots."""
+def train_arguments(data: Path, run_folder: Path, stage: str | None = "tokenizer", **sets: str | int | float) -> list[str]:
+    """`train muse` of a very small model; double underscores stand for dots. What concerns the engine alone is tried on the
+    first stage; None trains all."""
     own = {name.replace("__", "."): str(value) for name, value in sets.items()}
     values = {name: value for name, value in TINY.items() if not name.startswith(tuple(f"{section}." for section in own))} | own
-    command = ["train", "muse", "--preset", "tiny", "--data", str(data), "--run", str(run_folder), "--set"]
-    return [*command, *(f"{name}={value}" for name, value in values.items())]
+    command = ["train", "muse", "--preset", "tiny", "--data", str(data), "--run", str(run_folder)]
+    return [
+        *command,
+        *(() if stage is None else ("--stage", stage)),
+        "--set",
+        *(f"{name}={value}" for name, value in values.items()),
+    ]
 
 
 def made_once(path: Path, make: Callable[[], object]) -> Path:
@@ -229,21 +243,27 @@ def shapes(workshop: Path) -> Path:
 # --- what a run holds
 
 
-def read_metrics(run_folder: Path) -> list[dict[str, Any]]:
+def read_metrics(run_folder: Path, stage: str = "tokenizer") -> list[dict[str, Any]]:
     """metrics.jsonl without what differs from run to run."""
-    lines = (run_folder / "tokenizer" / "metrics.jsonl").read_text().splitlines()
+    lines = (run_folder / stage / "metrics.jsonl").read_text().splitlines()
     return [{k: v for k, v in json.loads(line).items() if not k.startswith(("time/", "memory/"))} for line in lines]
 
 
-def checkpoints(run_folder: Path) -> list[str]:
+def checkpoints(run_folder: Path, stage: str = "tokenizer") -> list[str]:
     """Names of the checkpoints, oldest first."""
-    return sorted(path.name for path in (run_folder / "tokenizer" / "checkpoints").glob("step-*"))
+    return sorted(path.name for path in (run_folder / stage / "checkpoints").glob("step-*"))
 
 
 def differences(run_folder: Path, reference: Path) -> list[str]:
-    """Where a finished run is not bit for bit the reference: pointers, checkpoints, metrics but for times, pictures."""
+    """Where a finished run is not bit for bit the reference, over all stages of that one."""
+    stages = sorted(path.parent.name for path in reference.glob("*/checkpoints"))
+    return [f"{stage}: {line}" for stage in stages for line in _differences(run_folder, reference, stage)]
+
+
+def _differences(run_folder: Path, reference: Path, stage: str) -> list[str]:
+    """Of one stage: pointers, checkpoints, metrics but for times, pictures."""
     found = []
-    home, wanted = run_folder / "tokenizer", reference / "tokenizer"
+    home, wanted = run_folder / stage, reference / stage
     for pointer in ("latest", "best"):
         name, right = ((folder / "checkpoints" / pointer).read_text().strip() for folder in (home, wanted))
         if name != right:
@@ -252,9 +272,9 @@ def differences(run_folder: Path, reference: Path) -> list[str]:
     found += _different_files(home / "samples", wanted / "samples")
     if left := [path.name for path in (home / "checkpoints").glob(".*")]:
         found.append(f"left behind in checkpoints: {left}")
-    if missing := set(checkpoints(reference)) - set(checkpoints(run_folder)):
+    if missing := set(checkpoints(reference, stage)) - set(checkpoints(run_folder, stage)):
         found.append(f"no longer there: {sorted(missing)}")
-    mine, theirs = read_metrics(run_folder), read_metrics(reference)
+    mine, theirs = read_metrics(run_folder, stage), read_metrics(reference, stage)
     if len(mine) != len(theirs):
         found.append(f"{len(mine)} lines of metrics, expected {len(theirs)}")
     found += [f"metrics: {a}, expected {b}" for a, b in zip(mine, theirs, strict=False) if a != b][:2]

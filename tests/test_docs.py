@@ -24,6 +24,9 @@ QUICK = [
     "tokenizer.batch_size=4",
     "tokenizer.model.widths=[8,8]",
     "tokenizer.model.blocks=[1,1]",
+    "text={kind: bytes, length: 16, width: 16, depth: 1, heads: 2}",
+    "base.batch_size=4",
+    "base.model={width: 16, depth: 1, heads: 2}",
 ]
 
 

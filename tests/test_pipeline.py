@@ -30,6 +30,7 @@ from tessera.media.images import UnreadableImage
 from tessera.recipes import RECIPES
 from tessera.sampling import session
 from tessera.sampling.session import load
+from tessera.staging import build_stage
 
 SETS = (
     "engine.device=cpu",
@@ -39,6 +40,9 @@ SETS = (
     "tokenizer.batch_size=4",
     "tokenizer.model={widths: [8, 8], blocks: [1, 1]}",
     "tokenizer.critic=null",
+    "text={kind: bytes, length: 16, width: 16, depth: 1, heads: 2}",
+    "base.batch_size=4",
+    "base.model={width: 16, depth: 1, heads: 2}",
 )
 WORLD = World(0, 1, torch.device("cpu"))
 
@@ -128,7 +132,8 @@ class Mine:
         pixels = np.full((20, 17, 3), 20 * index, np.uint8)
         if index % 3 == 0:
             return {"key": f"k{index}", "image": Image.fromarray(pixels), "caption": "a picture"}
-        return Sample(f"k{index}", pixels if index % 3 == 1 else Image.fromarray(pixels).convert("L"))
+        image = pixels if index % 3 == 1 else Image.fromarray(pixels).convert("L")
+        return Sample(f"k{index}", image, None if index == 4 else "grey")
 
 
 def test_a_dataset_instead_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,7 +201,8 @@ def build_plain() -> Stage:
 
 
 def test_a_stage_in_the_place_of_ours(folder: Path, tmp_path: Path) -> None:
-    run = tessera.train(config(folder, steps=30), run=tmp_path / "run", stages={"tokenizer": build_plain})
+    mine = {"stage": "tokenizer", "stages": {"tokenizer": build_plain}}
+    run = tessera.train(config(folder, steps=30), run=tmp_path / "run", **mine)
     saved = load_file(run / "tokenizer" / "checkpoints" / "step-000030" / "model.safetensors")
     assert set(saved) == {"mine/weight", "mine/bias"}
     lines = read_metrics(run / "tokenizer" / "metrics.jsonl")
@@ -204,9 +210,9 @@ def test_a_stage_in_the_place_of_ours(folder: Path, tmp_path: Path) -> None:
     assert losses[-1] < losses[0] / 3
     assert [line["mse"] for line in lines if line["kind"] == "valid"]
     assert not (run / "tokenizer" / "samples").exists()  # it has no preview
-    tessera.resume(run, sets=["tokenizer.steps=31"], stages={"tokenizer": build_plain})
+    tessera.resume(run, sets=["tokenizer.steps=31"], **mine)
     assert (run / "tokenizer" / "checkpoints" / "latest").read_text() == "step-000031\n"
-    (estimate,) = rehearsal.dry_run(config(folder), stages={"tokenizer": build_plain})
+    (estimate,) = rehearsal.dry_run(config(folder), **mine)
     assert estimate.parameters == {"mine": 84}
 
 
@@ -237,8 +243,8 @@ def test_what_the_order_depends_on_cannot_change(folder: Path, tmp_path: Path, c
 def test_a_finished_run_says_so_and_a_change_of_data_is_told(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = tessera.train(config(), data=Mine(), run=tmp_path / "run")
-    tessera.resume(run, sets=[f"data.path={folder}"])
+    run = tessera.train(config(), data=Mine(), run=tmp_path / "run", stage="tokenizer")
+    tessera.resume(run, sets=[f"data.path={folder}"], stage="tokenizer")
     said = capsys.readouterr().err
     assert "tokenizer: all 3 steps are done" in said
     assert "the data has changed since this run was saved" in said
@@ -308,8 +314,8 @@ def test_initial_weights_depend_on_the_seed_alone(folder: Path) -> None:
     def first(seed: int, noise: int) -> torch.Tensor:
         torch.manual_seed(noise)
         made = config(folder, sets=(f"seed={seed}",))
-        (train,) = pipeline.pick(RECIPES["muse"].steps(made), None)
-        stage, _, _ = pipeline.prepare_stage(made, train, pipeline.open_source(made), WORLD)
+        (train,) = pipeline.pick(RECIPES["muse"].steps(made), "tokenizer")
+        stage, _ = build_stage(made, train, {}, WORLD)
         return torch.cat([p.detach().flatten() for p in stage.nets["tokenizer"].parameters()])
 
     assert torch.equal(first(0, 1), first(0, 2))
@@ -318,9 +324,9 @@ def test_initial_weights_depend_on_the_seed_alone(folder: Path) -> None:
 
 def test_more_ranks_than_samples_in_a_batch(folder: Path) -> None:
     made = config(folder)
-    (train,) = pipeline.pick(RECIPES["muse"].steps(made), None)
-    with pytest.raises(UserError, match=r"tokenizer.batch_size 4 is smaller than the number of ranks 5"):
-        pipeline.prepare_stage(made, train, pipeline.open_source(made), World(4, 5, torch.device("cpu")))
+    for train in RECIPES["muse"].steps(made):
+        with pytest.raises(UserError, match=rf"{train.name}.batch_size 4 is smaller than the number of ranks 5"):
+            build_stage(made, train, {}, World(4, 5, torch.device("cpu")))
 
 
 def test_numbers_that_explode_stop_the_run_with_the_samples_named(folder: Path, tmp_path: Path) -> None:
@@ -342,7 +348,7 @@ def test_a_dry_run_on_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
     for index in range(6):
         (tmp_path / f"{index}.png").write_bytes(b"junk")
     with pytest.raises(UserError, match=r"gives no finite loss; samples that cannot be read: .*\.png"):
-        rehearsal.dry_run(config(tmp_path))
+        rehearsal.dry_run(config(tmp_path), stage="tokenizer")
 
 
 def test_a_config_without_any_loss_is_refused() -> None:
@@ -357,16 +363,18 @@ def test_a_config_without_any_loss_is_refused() -> None:
 def test_a_dry_run_writes_nothing_and_foresees_the_disk(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     made = config(folder, sets=("engine.keep_checkpoints=1", "tokenizer.critic={widths: [8, 8], start_step: 2}"))
-    (estimate,) = rehearsal.dry_run(made)
+    estimates = rehearsal.dry_run(made)
     assert not list(tmp_path.iterdir())
-    assert estimate.stage == "tokenizer"
-    assert set(estimate.losses) == {"tokenizer", "critic"}
-    assert estimate.seconds == pytest.approx(3 * 4 / estimate.items_per_s)
+    assert [estimate.stage for estimate in estimates] == ["tokenizer", "base"]
+    assert set(estimates[0].losses) == {"tokenizer", "critic"}
     run = tessera.train(made)
-    written = sum(file.stat().st_size for file in (run / "tokenizer" / "checkpoints" / "step-000003").glob("*.safetensors"))
-    assert estimate.disk_bytes == pytest.approx(3 * written, rel=0.3)  # the one kept, best, and the one being written
-    net = load(run, device="cpu").nets["tokenizer"]["tokenizer"]
-    assert estimate.parameters["tokenizer"] == sum(p.numel() for p in net.parameters())
+    for estimate in estimates:
+        assert estimate.seconds == pytest.approx(3 * 4 / estimate.items_per_s)
+        saved = run / estimate.stage / "checkpoints" / "step-000003"
+        written = sum(file.stat().st_size for file in saved.glob("*.safetensors"))
+        assert estimate.disk_bytes == pytest.approx(3 * written, rel=0.3)  # the one kept, best, and the one being written
+        for name, net in load(run, device="cpu").nets[estimate.stage].items():
+            assert estimate.parameters[name] == sum(p.numel() for p in net.parameters())
 
 
 def test_trained_nets_are_the_averaged_ones(folder: Path, tmp_path: Path) -> None:

@@ -79,11 +79,15 @@ def train(
 
 
 @app.command()
-def resume(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")], sets: Sets = None) -> None:
+def resume(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    stage: Annotated[str | None, typer.Option(metavar="NAME", help="Go on with this stage only.")] = None,
+    sets: Sets = None,
+) -> None:
     """Go on exactly where a run stopped; needs nothing else."""
     from tessera import pipeline
 
-    finish(pipeline.resume(run, sets=sets or ()))
+    finish(pipeline.resume(run, sets=sets or (), stage=stage))
 
 
 @app.command()

@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from tessera.config import DataConfig, UserError
+from tessera.data.captions import names_side
 from tessera.data.loader import Feed, end_workers, frame, make_dataloader
 from tessera.data.sources import Source, StoredImages, captions_of
 from tessera.media.images import UnreadableImage
@@ -65,17 +66,18 @@ def cache_folder(feed: Feed, plan: TokenPlan) -> Path:
     """Where the cache of a plan lies: its name is the hash of all that decides its content."""
     data = feed.config
     facts = [
-        FORMAT, plan.tokenizer, plan.vocab_size, plan.resolution, plan.views, data.channels, data.background, stamp(feed.source),
+        FORMAT, plan.tokenizer, plan.vocab_size, plan.resolution, plan.views, data.channels, data.background,
+        stamp(feed.source, sided=plan.views > 1 and data.flip is True),
         *((data.crop, data.zoom, data.flip, feed.seed) if plan.views > 1 else ()),
     ]  # fmt: skip
     return feed.caches / f"tokens-{plan.resolution}-{mix_text(json.dumps(facts)):016x}"
 
 
-def stamp(source: Source) -> str:
+def stamp(source: Source, *, sided: bool = False) -> str:
     """Changes with the samples, their order or their files; with captions only where a mirror image hangs on them."""
     mixed = 0
     for index in range(len(source)):
-        mixed = mix(mixed, mix_text(source.key(index)))
+        mixed = mix(mixed, mix_text(source.key(index)), int(sided and names_side(captions_of(source, index))))
     if isinstance(source, StoredImages):
         mixed = mix(mixed, mix_text(source.stamp()))
     return f"{mixed:016x}"
@@ -87,10 +89,10 @@ def stamp(source: Source) -> str:
 def write_tokens(feed: Feed, plan: TokenPlan, encode: Callable[[Tensor], Tensor]) -> Path:
     """Makes what is missing of a cache. `encode` takes pictures b c h w in [-1, 1] on the device, and returns ids b ..."""
     folder = cache_folder(feed, plan)
-    if (folder / "manifest.json").is_file():
+    shards = [shard for shard in range(num_shards(len(feed.source))) if not shard_path(folder, shard).exists()]
+    if not shards and (folder / "manifest.json").is_file():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
-    shards = [shard for shard in range(num_shards(len(feed.source))) if not shard_path(folder, shard).exists()]
     feed.wait()  # or a rank would count what another has just written
     mine = shards[feed.cut.rank :: feed.cut.world_size]
     feed.say(f"cache: {len(feed.source):,} samples to tokens, {plan.views} views each, in {folder}")
@@ -102,7 +104,8 @@ def write_tokens(feed: Feed, plan: TokenPlan, encode: Callable[[Tensor], Tensor]
         feed.show(f"cache: {done:,} samples of this rank  {speed:,.0f} pictures/s")
     feed.wait()
     if feed.cut.rank == 0:
-        finish(folder, plan, len(feed.source))
+        for key, fault in finish(folder, plan, len(feed.source)).items():
+            feed.say(f"cache: {key} is left out: {fault}")
     feed.wait()
     return folder
 
@@ -192,8 +195,8 @@ def write_shard(folder: Path, shard: int, ids: Ids, faults: dict[str, str]) -> N
     os.replace(temporary, path)
 
 
-def finish(folder: Path, plan: TokenPlan, num_samples: int) -> None:
-    """The manifest: from here on the cache is whole."""
+def finish(folder: Path, plan: TokenPlan, num_samples: int) -> dict[str, str]:
+    """The manifest: from here on the cache is whole. Returns what could not be read."""
     faults: dict[str, str] = {}
     for shard in range(num_shards(num_samples)):
         faults |= json.loads(shard_path(folder, shard).with_suffix(".json").read_text(encoding="utf8"))
@@ -205,6 +208,7 @@ def finish(folder: Path, plan: TokenPlan, num_samples: int) -> None:
     temporary = folder / f"manifest.tmp-{os.getpid()}"
     temporary.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf8")
     os.replace(temporary, folder / "manifest.json")
+    return faults
 
 
 # --- reading

@@ -30,7 +30,11 @@ SETS = (
     "tokenizer.model={widths: [8, 8], blocks: [1, 1], dropout: 0.1}",
     "tokenizer.critic={widths: [8, 8], start_step: 6, warmup_steps: 3, penalty: {every: 4}}",
     "tokenizer.batch_size=8",
+    "text={kind: bytes, length: 16, width: 16, depth: 1, heads: 2}",
+    "base.model={width: 16, depth: 1, heads: 2, dropout: 0.1}",
+    "base.batch_size=8",
     "data.resolution=16",
+    "data.views=2",
     "data.flip=true",
     "data.crop=random",
     "data.workers=2",
@@ -82,9 +86,10 @@ def prove_resume(say: Callable[[str], None]) -> Proof:
                 say(proof.events[-1])
             trial.finish(["resume", "broken"])
             proof.events.append("resumed to the end")
-            for what, wrong in compare(home / "broken" / "tokenizer", home / "unbroken" / "tokenizer"):
-                proof.compared.append(what)
-                proof.differences += wrong
+            for stage in ("tokenizer", "base"):
+                for what, wrong in compare(home / "broken" / stage, home / "unbroken" / stage):
+                    proof.compared.append(f"{stage}: {what}")
+                    proof.differences += [f"{stage}: {line}" for line in wrong]
         except (Failed, OSError) as error:
             proof.differences.append(str(error))
     proof.seconds = time.monotonic() - start

@@ -46,7 +46,8 @@ def export_run(run: Path | str, out: Path | str, checkpoint: str = "latest") -> 
 def without_places(value: Any) -> Any:
     """A config whose paths are file names: where they lay is of no use elsewhere, and nobody else's business."""
     if isinstance(value, dict):
-        named = {key: Path(item).name if key == "path" and isinstance(item, str) else item for key, item in value.items()}
+        places = ("path", "tokenizer")  # of a file, and RUN/tokenizer under needs
+        named = {key: Path(item).name if key in places and isinstance(item, str) else item for key, item in value.items()}
         return {key: without_places(item) for key, item in named.items()}
     return [without_places(item) for item in value] if isinstance(value, list) else value
 
@@ -61,6 +62,7 @@ def travelling(config: Any) -> dict[str, Any]:
 def _write(folder: Path, name: str, stored: Stored, evidence: dict[str, Evidence]) -> None:
     facts: dict[str, Any] = {}
     models: dict[str, str] = {}
+    taken = {train.name for train in stored.recipe.steps(stored.config) if train.origin is not None}
     for stage_name, stage in stored.stages.items():
         nets = build_nets(stage)  # also the proof that it can be opened
         models[stage_name] = describe_model(stage, nets)
@@ -68,7 +70,8 @@ def _write(folder: Path, name: str, stored: Stored, evidence: dict[str, Evidence
         tensors = {f"{net}/{key}": tensor for net, module in nets.items() for key, tensor in module.state_dict().items()}
         write_tensors(folder / stage_name / "model.safetensors", tensors)
         facts[stage_name] = {"step": stage.step, "nets": sorted(nets), "averaged": sorted(stage.averaged & set(nets))}
-        if stage.config != stored.config:  # trained before a `resume --set`, so its nets may be built otherwise
+        # trained before a `resume --set`, its nets may be built otherwise; of one from elsewhere the run's config knows all
+        if stage.config != stored.config and stage_name not in taken:
             facts[stage_name]["config"] = travelling(stage.config)
         if sample := evidence[stage_name].sample:
             shutil.copyfile(sample, folder / stage_name / f"sample{sample.suffix}")

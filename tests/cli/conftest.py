@@ -55,5 +55,10 @@ def tiny() -> list[str]:
         "tokenizer.batch_size=4",
         "tokenizer.model={widths: [8, 8], blocks: [1, 1]}",
         "tokenizer.critic.widths=[8, 8]",
+        "text={kind: bytes, length: 16, width: 16, depth: 1, heads: 2}",
+        "base.batch_size=4",
+        "base.model={width: 16, depth: 1, heads: 2}",
+        "sample.steps=3",
+        "sample.chunk=4",
     ]
     return ["--preset", "tiny", "--set", *sets]

@@ -38,7 +38,17 @@ def test_the_printed_config_is_the_config(tessera: Run, tmp_path: Path) -> None:
 def test_a_dry_run_says_what_it_costs_and_writes_nothing(tessera: Run, tmp_path: Path, shapes: Path, tiny: list[str]) -> None:
     ended = tessera("train", "muse", "--data", shapes, "--dry-run", "--steps", 500, *tiny)
     assert ended.code == 0
-    for words in ("stage tokenizer: parameters tokenizer 0.0", "critic", "peak memory", "GiB", "items/s", "ETA 0:", "disk"):
+    for words in (
+        "stage tokenizer: parameters tokenizer 0.0",
+        "critic",
+        "stage base: parameters generator 0.0",
+        "text",
+        "peak memory",
+        "GiB",
+        "items/s",
+        "ETA 0:",
+        "disk",
+    ):
         assert words in ended.out
     following = ended.out.splitlines()[-1]
     assert following.startswith(f"next: tessera train muse --data {shapes} --preset tiny --steps 500 --set engine.device=cpu")
@@ -51,12 +61,11 @@ def test_training_and_going_on(tessera: Run, tmp_path: Path, shapes: Path, tiny:
     ended = tessera("train", "muse", "--data", shapes, "--steps", 2, *tiny)
     assert ended.code == 0
     assert "tokenizer 2/2" in ended.err
-    assert ended.out.splitlines() == [
-        "tokenizer: runs/muse-001/tokenizer/checkpoints/step-000002",
-        "pictures: runs/muse-001/tokenizer/samples/step-000002.png",
-        "next: tessera export runs/muse-001 --out DIR   or   "
-        "tessera resume runs/muse-001 --set tokenizer.steps=N   to train longer",
-    ]
+    assert "base 2/2" in ended.err
+    *made, pictures, following = ended.out.splitlines()
+    assert sorted(made) == [f"{stage}: runs/muse-001/{stage}/checkpoints/step-000002" for stage in ("base", "tokenizer")]
+    assert pictures.startswith("pictures: runs/muse-001/")
+    assert following.startswith("next: tessera ")
     ended = tessera("resume", "runs/muse-001", "--set", "tokenizer.steps=4", "engine.save_every_steps=3")
     assert ended.code == 0
     assert "changed: tokenizer.steps: 2 -> 4" in ended.err
@@ -71,7 +80,7 @@ def test_training_and_going_on(tessera: Run, tmp_path: Path, shapes: Path, tiny:
     assert ended.code == 2
     assert "start a new run to change it" in ended.err
     listed = tessera("list")
-    assert "run runs/muse-001: tokenizer step-000004" in listed.out
+    assert "run runs/muse-001: base step-000002, tokenizer step-000004" in listed.out
 
 
 # ---- list, data, bench
@@ -81,7 +90,7 @@ def test_list(tessera: Run) -> None:
     ended = tessera("list")
     assert ended.code == 0
     assert "muse: text to image" in ended.out
-    assert "presets tiny, small, base, large; stages tokenizer" in ended.out
+    assert "presets tiny, small, base, large; stages tokenizer, base" in ended.out
     assert "bench cases: image.tokenizer.train" in ended.out
     assert ended.out.splitlines()[-1] == "next: tessera train RECIPE --data FOLDER"
 

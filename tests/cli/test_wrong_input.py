@@ -82,8 +82,16 @@ def test_a_file_that_is_no_config(tessera: Run, tmp_path: Path, text: str, said:
     [
         (["train", "mse"], "no recipe and no file is called 'mse'; did you mean 'muse'?"),
         (["train", "muse", "--preset", "tny"], "recipe muse has no preset 'tny'; did you mean 'tiny'?; it has tiny, small, base"),
-        (["train", "muse", "--stage", "bsae"], "no stage is called 'bsae'; this recipe has tokenizer"),
+        (
+            ["train", "muse", "--stage", "bsae"],
+            "no stage is called 'bsae'; did you mean 'base'?; this recipe has tokenizer, base",
+        ),
         (["train", "muse", "--stage", "bsae", "--print-config"], "no stage is called 'bsae'"),
+        (["train", "muse", "--stage", "superres"], "no stage is called 'superres'; this recipe has tokenizer, base"),
+        (["train", "muse", "--set", "superres.resolution=32"], "superres.resolution 32 must be larger than data.resolution 64"),
+        (["train", "muse", "--set", "base.needs.tokenizer=nowhere/tokenizer"], "nowhere is no run folder"),
+        (["sample", "nowhere", "a cat"], "nowhere does not exist; expected a run folder"),
+        (["data", "prepare", "nowhere"], "nowhere is no run folder"),
         (["train", "muse", "--stage", "tokeniser", "--steps", "3"], "did you mean 'tokenizer'?"),
         (["train", "muze.yaml"], "muze.yaml does not exist"),
         (["bench", "image.loadr"], "no bench case is called 'image.loadr'; did you mean 'image.loader'?"),
@@ -142,7 +150,7 @@ def test_too_many_unreadable_pictures_stop_training_by_name(tessera: Run, tmp_pa
     for picture in sorted((shapes / "train").glob("*.png"))[:8]:
         (tmp_path / "pictures" / picture.name).write_bytes(picture.read_bytes())
     (tmp_path / "pictures" / "000003.png").write_bytes(b"not a picture")
-    ended = tessera("train", "muse", "--data", "pictures", "--run", "r", "--steps", 4, *tiny)
+    ended = tessera("train", "muse", "--data", "pictures", "--run", "r", "--stage", "tokenizer", "--steps", 4, *tiny)
     assert ended.code == 2
     last = ended.err.splitlines()[-1]
     assert last.startswith("tessera: ")
@@ -153,7 +161,7 @@ def test_too_many_unreadable_pictures_stop_training_by_name(tessera: Run, tmp_pa
 def test_a_run_inside_its_own_data_is_refused(tessera: Run, tmp_path: Path, shapes: Path, tiny: list[str]) -> None:
     (tmp_path / "a.png").write_bytes(next((shapes / "train").glob("*.png")).read_bytes())
     for where in ([], ["--run", "sub/run"]):
-        ended = tessera("train", "muse", "--data", ".", *where, *tiny)
+        ended = tessera("train", "muse", "--data", ".", "--stage", "tokenizer", *where, *tiny)
         assert ended.code == 2
         assert "lies inside the data folder" in ended.err
         assert "give --run elsewhere" in ended.err

@@ -1,7 +1,7 @@
 """`python tests/contract/freeze.py`: writes a small run of each recipe and its losses to tests/contract/frozen, to be kept.
 
 A checkpoint that was once written must load for ever, and the same command must give the same losses: `test_frozen.py` holds us
-to both. Run it for a new recipe, or when the checkpoint format gets a new number; the old folders stay.
+to both. Run it for a new recipe, for new stages of one, or when the checkpoint format gets a new number; the old folders stay.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from tessera import pipeline
 from tessera.data.synth.shapes import write_shapes
 from tessera.engine.checkpoint import FORMAT
 from tessera.engine.track import read_metrics
+from tessera.recipes import RECIPES
 
 FROZEN = Path(__file__).parent / "frozen"
 STEPS, SAVED = 8, 5
+NAMES = {"muse": "muse-stages"}  # muse is older than its second stage
 SETS = {
     "muse": (
         "data.resolution=16",
@@ -26,6 +28,21 @@ SETS = {
         "tokenizer.batch_size=4",
         "tokenizer.model={widths: [4, 4], blocks: [1, 1], quantizer: {levels: [4, 4]}}",
         "tokenizer.critic={widths: [4, 4], start_step: 3, warmup_steps: 2, adaptive: true, penalty: {every: 2}}",
+        "text={kind: bytes, length: 16, width: 16, depth: 1, heads: 2}",
+        "data.views=2",
+        "base.batch_size=4",
+        "base.model={width: 16, depth: 1, heads: 2}",
+        "base.optim={lr: 1.0e-2, warmup_steps: 2}",
+        "base.loss={}",
+        "base.ema_decay=0.9",
+        "base.critic={kind: head}",
+        "superres.resolution=32",
+        "superres.batch_size=4",
+        "superres.model={width: 16, depth: 1, heads: 2, self_conditioning: true}",
+        "superres.optim={lr: 1.0e-2, warmup_steps: 2}",
+        "superres.loss={}",
+        "superres.ema_decay=0.9",
+        "sample={steps: 2, superres: {steps: 2}}",
         "engine.device=cpu",
         "engine.log_every_steps=1",
         f"engine.save_every_steps={SAVED}",
@@ -46,22 +63,29 @@ def losses(run: Path, stage: str) -> list[dict[str, float]]:
 
 
 def freeze(recipe: str) -> None:
-    """The folder of the run as it was at the step that is kept, and the losses of all steps."""
+    """Each stage as it was at the step that is kept, or at its end where another was trained on it, and the losses of all."""
     with tempfile.TemporaryDirectory() as scratch:
         data, run = Path(scratch) / "data", Path(scratch) / "run"
         write_data(recipe, data)
         config = pipeline.resolve(recipe, preset="tiny", data=str(data), steps=STEPS, sets=SETS[recipe])
         pipeline.train(config, run=run)
-        home = FROZEN / f"{recipe}-format-{FORMAT}"
+        home = home_of(recipe)
         home.mkdir(parents=True)
         shutil.copy(run / "config.yaml", home)
-        for stage in sorted(path.parent.name for path in run.glob("*/checkpoints")):
-            name = f"step-{SAVED:06d}"
+        trains = RECIPES[recipe].steps(config)
+        needed = {name for train in trains for name in train.needs.values()}
+        for stage in (train.name for train in trains):
+            name = f"step-{STEPS if stage in needed else SAVED:06d}"
             shutil.copytree(run / stage / "checkpoints" / name, home / stage / "checkpoints" / name)
             (home / stage / "losses.json").write_text(json.dumps(losses(run, stage), indent=1) + "\n")
 
 
+def home_of(recipe: str) -> Path:
+    """Where the run of a recipe is kept."""
+    return FROZEN / f"{NAMES[recipe]}-format-{FORMAT}"
+
+
 if __name__ == "__main__":
     for name in SETS:
-        if not (FROZEN / f"{name}-format-{FORMAT}").exists():
+        if not home_of(name).exists():
             freeze(name)

@@ -13,6 +13,9 @@ from tessera import pipeline
 from tessera.engine import step
 from tessera.engine.dist import World, join, leave
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.prepared import prepared
+
 SETS = [
     "tokenizer.model={widths: [8, 8], blocks: [1, 1], quantizer: {levels: [4, 4]}}",
     "tokenizer.critic={widths: [8, 8], start_step: 0, warmup_steps: 0}",
@@ -25,8 +28,8 @@ def count(data: str, world: World, parallel: str, micro: int) -> dict[str, int]:
     """Calls into the process group during the second step; the first one sets things up."""
     sets = [*SETS, f"engine.parallel={parallel}", f"engine.micro_batch_size={micro}"]
     config = pipeline.resolve("muse", preset="tiny", data=data, sets=sets)
-    (train,) = pipeline.RECIPES["muse"].steps(config)
-    stage, state, loader = pipeline.prepare_stage(config, train, pipeline.open_source(config), world)
+    (train,) = pipeline.pick(pipeline.RECIPES["muse"].steps(config), "tokenizer")
+    stage, state, loader = prepared(config, train, world, Path(sys.argv[1]).parent)
     setting = step.Setting.of(world, train.steps, config.engine)
     batches = loader.batches(0)
     step.train_step(state, stage, [batch.to(world.device) for batch in next(batches)], setting)

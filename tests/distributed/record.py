@@ -1,7 +1,7 @@
 """`record.py FOLDER ARGUMENTS`: the program, which also writes what its rank saw and held to FOLDER/RANK.json.
 
-keys: step -> sample keys; hash: of the nets, averages and optimizers at the end; held: share of the weights; threads: what still
-runs at exit.
+Of each stage keys: step -> sample keys; hash: of the nets, averages and optimizers at the end; held: share of the weights.
+threads: what still runs at exit.
 """
 
 from __future__ import annotations
@@ -20,23 +20,25 @@ from tessera.engine.checkpoint import gather
 from tessera.engine.shard import own
 
 train_step, fit_run = loop.train_step, loop.Fit.run
-seen: dict[str, Any] = {"keys": {}}
+seen: dict[str, Any] = {"stages": {}}
 
 
 def recorded_step(state: Any, stage: Any, batches: list[Any], *rest: Any) -> Any:
-    seen["keys"][state.step + 1] = [key for batch in batches for key in batch.keys]
+    here = list(seen["stages"].values())[-1]
+    here["keys"][state.step + 1] = [key for batch in batches for key in batch.keys]
     return train_step(state, stage, batches, *rest)
 
 
 def recorded_run(self: loop.Fit) -> None:
+    here = seen["stages"][self.job.name] = {"keys": {}}
     fit_run(self)
     digest = hashlib.sha256()
     for file, tensors in gather(self.state, keep=True).items():
         for name, tensor in sorted(tensors.items()):
             digest.update(f"{file} {name}".encode() + tensor.numpy().tobytes())
-    seen["hash"] = digest.hexdigest()
+    here["hash"] = digest.hexdigest()
     parameters = [p for named in self.state.parameters.values() for _, p in named]
-    seen["held"] = sum(own(p.detach()).numel() for p in parameters) / sum(p.numel() for p in parameters)
+    here["held"] = sum(own(p.detach()).numel() for p in parameters) / sum(p.numel() for p in parameters)
 
 
 def write() -> None:

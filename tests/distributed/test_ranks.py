@@ -30,9 +30,10 @@ PLAIN = {  # no dropout, which is each rank's own; a rate that does not depend o
 class Trained:
     """A run of one or more ranks, with what each of them recorded."""
 
-    def __init__(self, path: Path, records: Path) -> None:
-        self.path, self.metrics = path, read_metrics(path)
-        self.ranks: list[dict[str, Any]] = [json.loads(file.read_text()) for file in sorted(records.iterdir())]
+    def __init__(self, path: Path, records: Path, stage: str = "tokenizer") -> None:
+        self.path, self.metrics = path, read_metrics(path, stage)
+        read = [json.loads(file.read_text()) for file in sorted(records.iterdir())]
+        self.ranks: list[dict[str, Any]] = [rank["stages"][stage] | {"threads": rank["threads"]} for rank in read]
 
     def losses(self) -> dict[tuple[int, str], float]:
         """(step, turn) -> loss."""
@@ -94,21 +95,25 @@ def assert_ranks_agree(trained: Trained, ranks: int, *, sliced: bool = False) ->
 
 
 @pytest.mark.parametrize("case", ["even", "uneven", "uneven in micro-batches"])
-@pytest.mark.parametrize("turn", ["tokenizer", "critic"])
-def test_first_gradient(turn: str, case: str, workshop: Path, shapes: Path) -> None:
+@pytest.mark.parametrize(
+    ("stage", "turn"),
+    [("tokenizer", "tokenizer"), ("tokenizer", "critic"), ("base", "generator"), ("base", "critic"), ("superres", "generator")],
+)
+def test_first_gradient(stage: str, turn: str, case: str, workshop: Path, shapes: Path) -> None:
     """Of all parameters of a turn together: one of them alone may be a small difference of large sums."""
     whole = case.removesuffix(" in micro-batches")
-    one = load_file(first_step(workshop, shapes, 1) / f"{whole}.safetensors")[turn].double()
-    two = load_file(first_step(workshop, shapes, 2) / f"{case}.safetensors")[turn].double()
+    one = load_file(first_step(workshop, shapes, 1) / f"{stage} {whole}.safetensors")[turn].double()
+    two = load_file(first_step(workshop, shapes, 2) / f"{stage} {case}.safetensors")[turn].double()
     assert one.norm() > 1
     assert (two - one).norm() <= 1e-6 * one.norm()
 
 
-def test_validation(workshop: Path, shapes: Path) -> None:
+@pytest.mark.parametrize("stage", ["tokenizer", "base", "superres"])
+def test_validation(stage: str, workshop: Path, shapes: Path) -> None:
     """Of five samples, in batches of 8, of 4 and 4, and of 2 and 2: the last ones are padded."""
     one, two = (first_step(workshop, shapes, ranks) for ranks in (1, 2))
-    expected = json.loads((one / "even.json").read_text())
-    for path in (two / "even.json", two / "uneven in micro-batches.json"):
+    expected = json.loads((one / f"{stage} even.json").read_text())
+    for path in (two / f"{stage} even.json", two / f"{stage} uneven in micro-batches.json"):
         assert json.loads(path.read_text()) == pytest.approx(expected, rel=1e-6)
 
 
@@ -142,6 +147,52 @@ def test_resumed_on_another_number_of_ranks(ranks: int, workshop: Path, shapes: 
     assert_same_losses(resumed, alone)
     assert_ranks_agree(resumed, ranks)
     assert resumed.keys() == {step: keys for step, keys in alone.keys().items() if int(step) > 5}
+
+
+# ---- later stages
+
+GENERATORS = {
+    "base__steps": 5,
+    "base__critic": "{kind: net, model: {width: 16, depth: 1, heads: 2}}",
+    "superres": "{resolution: 32, batch_size: 7, steps: 5, model: {width: 16, depth: 1, heads: 2, self_conditioning: true}}",
+    "sample": "{steps: 2, superres: {steps: 2}}",
+}
+
+
+def train_generators(workshop: Path, shapes: Path, ranks: int, micro: str = "null", parallel: str = "replicate") -> Path:
+    """A run whose tokenizer one rank has trained, so that all see the same tokens; so many ranks made its caches and went on.
+    Records lie beside it."""
+    first = workshop / "tokenizer for generators"
+    sets = {**PLAIN, **GENERATORS, "tokenizer__steps": 3}
+    made_once(first, lambda: check(run(train_arguments(shapes, first, **sets), workshop)))
+    path = workshop / f"generators {ranks} {micro} {parallel}"
+
+    def make() -> None:
+        shutil.copytree(first, path)
+        command = ["resume", str(path), "--set", f"engine.micro_batch_size={micro}", f"engine.parallel={parallel}"]
+        records = path.with_name(f"{path.name} records")
+        check(run([str(records), *command], workshop, ranks=ranks, script=HERE / "record.py"))
+
+    return made_once(path, make)
+
+
+@pytest.mark.parametrize(("micro", "parallel"), [("null", "replicate"), ("2", "shard")])
+@pytest.mark.parametrize("stage", ["base", "superres"])
+def test_five_steps_of_a_generator(stage: str, micro: str, parallel: str, workshop: Path, shapes: Path) -> None:
+    paths = [train_generators(workshop, shapes, 1), train_generators(workshop, shapes, 2, micro, parallel)]
+    alone, two = (Trained(path, path.with_name(f"{path.name} records"), stage) for path in paths)
+    assert len(two.losses()) == (10 if stage == "base" else 5), "the critic of base has a turn of its own"
+    assert_same_losses(two, alone)
+    assert_ranks_agree(two, 2, sliced=parallel == "shard")
+    assert two.keys() == alone.keys()
+
+
+def test_caches_of_two_ranks_are_those_of_one(workshop: Path, shapes: Path) -> None:
+    one, two = (train_generators(workshop, shapes, ranks) / "cache" for ranks in (1, 2))
+    files = sorted(path.relative_to(one) for path in one.rglob("*") if path.is_file())
+    assert len(files) == 6, "ids, faults and manifest of two grids"
+    assert sorted(path.relative_to(two) for path in two.rglob("*") if path.is_file()) == files
+    assert all((one / file).read_bytes() == (two / file).read_bytes() for file in files)
 
 
 # ---- sharded

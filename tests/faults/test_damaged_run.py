@@ -47,7 +47,7 @@ def test_of_a_checkpoint(
     file = run / HOME / "step-000004" / name
     file.write_bytes(damage(file.read_bytes()))
     capsys.readouterr()
-    assert command("resume", run) == 0
+    assert command("resume", run, "--stage", "tokenizer") == 0
     said = capsys.readouterr().err
     if name == "manifest.json" and damage is flip:
         return  # it may have hit a letter of the config that it repeats, which is no damage
@@ -61,7 +61,7 @@ def test_of_a_checkpoint(
 def test_of_another_file(name: str, damage: Damage, run: Path, unbroken: Path, command: Command) -> None:
     """A config may be unreadable, which is the user's to see; everything else is put right or not used."""
     (run / name).write_bytes(damage((run / name).read_bytes()))
-    code = command("resume", run)
+    code = command("resume", run, "--stage", "tokenizer")
     assert code in ((0, 2) if name == "config.yaml" else (0,))
     if name.startswith(HOME):
         assert (run / name).read_bytes() == (unbroken / name).read_bytes()
@@ -70,7 +70,7 @@ def test_of_another_file(name: str, damage: Damage, run: Path, unbroken: Path, c
 def test_when_nothing_is_intact_it_says_what_to_do(run: Path, command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     for file in run.glob(f"{HOME}/*/state.json"):
         file.write_bytes(b"")
-    assert command("resume", run) == 2
+    assert command("resume", run, "--stage", "tokenizer") == 2
     message = capsys.readouterr().err.splitlines()[-1]
     assert "none of the 2 checkpoints in" in message
     assert "move that folder away" in message

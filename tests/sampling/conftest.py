@@ -22,6 +22,11 @@ SETS = (
     "tokenizer.batch_size=4",
     "tokenizer.model={widths: [8, 8], blocks: [1, 1]}",
     "tokenizer.critic={widths: [8, 8], start_step: 2}",
+    "text={kind: bytes, length: 16, width: 16, depth: 1, heads: 2}",
+    "base.batch_size=4",
+    "base.model={width: 16, depth: 1, heads: 2}",
+    "sample.steps=3",
+    "sample.chunk=4",
 )
 
 
@@ -34,9 +39,9 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def trained(photos: Path) -> Path:
-    """Five steps; checkpoints of steps 2, 4 and 5."""
+    """Five steps of the tokenizer; checkpoints of steps 2, 4 and 5."""
     config = pipeline.resolve("muse", preset="tiny", data=str(photos), steps=5, sets=SETS)
-    return pipeline.train(config, run=photos.parent / "run")
+    return pipeline.train(config, run=photos.parent / "run", stage="tokenizer")
 
 
 @pytest.fixture(scope="session")

@@ -100,7 +100,7 @@ def test_the_card_names_every_command(run: Path, tmp_path: Path, monkeypatch: py
     first["commands"] = [["/a/bin/tessera", "train", "muse", "--data", "my photos"]]
     (run / "env.json").write_text(json.dumps(first))
     monkeypatch.setattr("sys.argv", ["/b/tessera/__main__.py", "resume", "run"])
-    pipeline.resume(run, sets=["tokenizer.steps=6"])
+    pipeline.resume(run, sets=["tokenizer.steps=6"], stage="tokenizer")
     card = (export_run(run, tmp_path / "out") / "README.md").read_text()
     assert "    tessera train muse --data 'my photos'\n    tessera resume run\n" in card
 
@@ -112,10 +112,10 @@ def test_the_card_names_only_commands_that_trained_it(run: Path, tmp_path: Path,
     with pytest.raises(UserError, match="does not fit net"):
         pipeline.resume(run, sets=["tokenizer.model.widths=[12, 12]", "tokenizer.steps=6"])
     monkeypatch.setattr("sys.argv", ["tessera", "resume", "done"])
-    pipeline.resume(run)
+    pipeline.resume(run, stage="tokenizer")
     assert json.loads((run / "env.json").read_text()) == first
     monkeypatch.setattr("sys.argv", ["tessera", "resume", "more"])
-    pipeline.resume(run, sets=["tokenizer.steps=6"])
+    pipeline.resume(run, sets=["tokenizer.steps=6"], stage="tokenizer")
     cards = {name: (export_run(run, tmp_path / name, name) / "README.md").read_text() for name in ("step-5", "latest")}
     assert not any(word in cards["latest"] for word in ("refused", "done"))
     assert "tessera resume more" in cards["latest"]
@@ -156,7 +156,7 @@ def test_another_checkpoint(trained: Path, tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_has_the_config_of_its_save(run: Path, tmp_path: Path) -> None:
-    pipeline.resume(run, sets=["data.resolution=32", "tokenizer.steps=6"])
+    pipeline.resume(run, sets=["data.resolution=32", "tokenizer.steps=6"], stage="tokenizer")
     assert load(run, device="cpu", checkpoint="step-4").prepare(np.zeros((9, 9, 3), np.uint8)).shape == (16, 16, 3)
     for name, side in (("step-4", 16), ("latest", 32)):
         out = export_run(run, tmp_path / name, name)
@@ -187,7 +187,7 @@ def test_each_stage_is_built_from_its_own_config(trained: Path, tmp_path: Path, 
     path.write_text(json.dumps(manifest))
 
     def steps(config: Any) -> list[Train]:
-        (first,) = ours.steps(config)
+        first = ours.steps(config)[0]
         return [first, replace(first, name="second", serves=dict)]
 
     monkeypatch.setitem(RECIPES, "muse", replace(ours, steps=steps))

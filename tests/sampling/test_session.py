@@ -309,7 +309,7 @@ def test_trained_nets_are_those_that_use_needs(trained: Path, exported: Path) ->
 
 def test_a_stage_of_the_users_own_cannot_be_opened_as_ours(photos: Path, tmp_path: Path) -> None:
     config = pipeline.resolve("muse", preset="tiny", data=str(photos), steps=1, sets=SETS)
-    (ours,) = pipeline.pick(pipeline.find_recipe("muse").steps(config), None)
+    (ours,) = pipeline.pick(pipeline.find_recipe("muse").steps(config), "tokenizer")
 
     def mine() -> Stage:
         stage = ours.build()
@@ -318,6 +318,6 @@ def test_a_stage_of_the_users_own_cannot_be_opened_as_ours(photos: Path, tmp_pat
         net.register_buffer("extra", torch.zeros(1))
         return stage
 
-    run = pipeline.train(config, run=tmp_path / "run", stages={"tokenizer": mine})
+    run = pipeline.train(config, run=tmp_path / "run", stage="tokenizer", stages={"tokenizer": mine})
     with pytest.raises(UserError, match=r"does not fit net 'tokenizer' of its config: 1 tensors differ \(extra\)"):
         load(run)

@@ -196,6 +196,15 @@ class Trunk(nn.Module):
         return self.recall(previous)
 
 
+class Head(nn.Linear):
+    """Features to logits. A kind of its own: it is called outside the network's forward, so sharded it must gather by itself."""
+
+    def __init__(self, width: int, size: int) -> None:
+        super().__init__(width, size)
+        nn.init.normal_(self.weight, std=0.02)
+        nn.init.zeros_(self.bias)
+
+
 class MaskedTransformer(Trunk):
     """The generator: a distribution for every hidden token."""
 
@@ -204,7 +213,7 @@ class MaskedTransformer(Trunk):
     ) -> None:
         super().__init__(config, vocab_size, grid, text_width, low)
         self.digits = self.embed.digits
-        self.head = linear(config.width, sum(self.digits), gain=0.02 * math.sqrt(config.width), bias=True)
+        self.head = Head(config.width, sum(self.digits))
 
     def logits(self, features: Tensor) -> list[Tensor]:
         """... d -> ... size for every digit, fp32."""

@@ -11,7 +11,7 @@ from tessera.config import Config, OptimConfig
 from tessera.contracts import Best, Stage, Turn
 from tessera.generators.masked.critic import HeadCriticConfig, TokenCriticConfig, build_critic
 from tessera.generators.masked.losses import MaskedLossConfig, MaskedLosses
-from tessera.generators.masked.model import Block, Low, MaskedConfig, MaskedTransformer, Trunk
+from tessera.generators.masked.model import Block, Head, Low, MaskedConfig, MaskedTransformer, Trunk
 from tessera.text.bytes import ByteEncoder
 
 
@@ -73,6 +73,6 @@ def build_stage(config: MaskedStageConfig, nets: dict[str, nn.Module]) -> Stage:
         measure=losses.measure,
         compiled=(Block, ByteEncoder),
         recorded=(Trunk, ByteEncoder),
-        sharded=(Block,),
+        sharded=(Block, Head),
         checkpointed=(Block,),
     )

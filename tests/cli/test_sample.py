@@ -1,0 +1,176 @@
+"""`tessera sample` and `tessera data prepare`: names by contract, pictures that their JSON draws again, nothing overwritten."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.small import generated, pictures, workshop
+
+__all__ = ["generated", "pictures", "workshop"]
+
+Run = Callable[..., Any]
+
+
+def drawn(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.png"))}
+
+
+def facts(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf8"))
+    return found
+
+
+# ---- names
+
+
+def test_names_by_contract(tessera: Run, tmp_path: Path, generated: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("a red circle\n\nune étoile\n", encoding="utf8")
+    for n, names in ((1, ["0", "1", "2"]), (2, ["0-0", "0-1", "1-0", "1-1", "2-0", "2-1"])):
+        ended = tessera("sample", generated, "--prompts", "prompts.txt", "-n", n, "--out", f"out{n}")
+        assert ended.code == 0
+        assert sorted(path.name for path in (tmp_path / f"out{n}").iterdir()) == sorted(
+            f"{name}{suffix}" for name in names for suffix in (".png", ".json")
+        )
+        assert ended.out.splitlines()[-1].startswith(f"next: tessera sample {generated} --request out{n}/")
+    found = [facts(tmp_path / "out2" / f"{name}.json") for name in ("0-0", "1-1", "2-1")]
+    assert [(one["prompt"], one["seed"], one["n"]) for one in found] == [("a red circle", 0, 1), ("", 1, 1), ("une étoile", 1, 1)]
+    assert drawn(tmp_path / "out1")["2.png"] == drawn(tmp_path / "out2")["2-0.png"]
+    with Image.open(tmp_path / "out1" / "0.png") as picture:
+        assert (picture.mode, picture.size) == ("RGB", (16, 16))
+
+
+def test_without_a_folder_every_call_gets_its_own(tessera: Run, generated: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(generated, tmp_path / "run"))
+    for number in ("001", "002"):
+        assert tessera("sample", run, "a").code == 0
+        assert sorted(path.name for path in (run / "drawn" / number).iterdir()) == ["0.json", "0.png"]
+
+
+# ---- again
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--seed", "9", "--steps", "2", "--guidance", "4", "--negative", "blue"],
+        ["-n", "2", "--set", "sample.order=confidence", "sample.noise=2.0"],
+        ["--image", "in/image.png", "--mask", "in/mask.png"],
+        ["--image", "in/image.png", "--set", "sample.variation=0.3"],
+    ],
+    ids=str,
+)
+def test_the_json_beside_a_picture_draws_it_again(tessera: Run, tmp_path: Path, generated: Path, flags: list[str]) -> None:
+    (tmp_path / "in").mkdir()
+    Image.fromarray(np.arange(16 * 16 * 3, dtype=np.uint8).reshape(16, 16, 3)).save(tmp_path / "in" / "image.png")
+    Image.fromarray((np.eye(16) * 255).astype(np.uint8)).save(tmp_path / "in" / "mask.png")
+    ended = tessera("sample", generated, "a circle", *flags, "--out", "deep/one")
+    assert ended.code == 0, ended.err
+    for json_file in sorted((tmp_path / "deep" / "one").glob("*.json")):
+        again = tmp_path / f"again-{json_file.stem}"
+        assert tessera("sample", generated, "--request", json_file, "--out", again).code == 0
+        assert drawn(again)["0.png"] == json_file.with_suffix(".png").read_bytes()
+        same = facts(again / "0.json")
+        assert {**same, "image": 0, "mask": 0} == {**facts(json_file), "image": 0, "mask": 0}
+    following = shlex.split(ended.out.splitlines()[-1].partition("   ")[0].removeprefix("next: tessera "))
+    assert tessera(*following, "--out", "third").code == 0
+
+
+def test_flags_and_requests_in_their_order(tessera: Run, tmp_path: Path, generated: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("prompts: [x, y]\nn: 2\nseed: 4\nsample: {steps: 2, guidance: 1.5}\n")
+    assert tessera("sample", generated, "--request", "mine.yaml", "--out", "out", "--seed", 6, "--steps", 1).code == 0
+    found = facts(tmp_path / "out" / "1-1.json")
+    assert (found["prompt"], found["seed"], found["sample"]["steps"], found["sample"]["guidance"]) == ("y", 7, 1, 1.5)
+    assert found["made_by"]["recipe"] == "muse"
+    assert set(found["made_by"]["stages"]) == {"tokenizer", "base"}
+    assert found["made_by"]["stages"]["base"]["step"] == 3
+
+
+def test_from_an_export_and_of_another_checkpoint(tessera: Run, tmp_path: Path, generated: Path) -> None:
+    assert tessera("export", generated, "--out", "model").code == 0
+    for place, out in ((generated, "a"), ("model", "b")):
+        assert tessera("sample", place, "a circle", "--out", out).code == 0
+    assert drawn(tmp_path / "a") == drawn(tmp_path / "b")
+    assert tessera("sample", generated, "a", "--checkpoint", "step-3", "--out", "c").code == 0
+
+
+# ---- wrong input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "nothing to draw: give a prompt"),
+        (["a", "--prompts", "prompts.txt"], "give one of them"),
+        (["--prompts", "nowhere.txt"], "nowhere.txt cannot be read as text"),
+        (["--request", "wrong.yaml"], "a request has no 'promt'; did you mean 'prompt'?"),
+        (["a", "-n", "0"], "n is 0"),
+        (["a", "--seed", "-1"], "seed is -1"),
+        (["a", "--steps", "0"], "steps"),
+        (["a", "--guidance", "-1"], "guidance"),
+        (["a", "--mask", "mask.png"], "mask is given without an image"),
+        (["a", "--image", "nowhere.png"], "nowhere.png: no such file"),
+        (["a", "--set", "base.steps=3"], "only values of the sample section can be changed here"),
+        (["a", "--set", "sample.stepps=3"], "did you mean 'steps'?"),
+        (["a", "--set", "sample.order=critic"], "order critic needs a critic, and base has none"),
+        (["a", "--checkpoint", "step-9"], "has no checkpoint called 'step-9'"),
+    ],
+    ids=str,
+)
+def test_wrong_input_ends_with_2_and_writes_nothing(
+    tessera: Run, tmp_path: Path, generated: Path, arguments: list[str], said: str
+) -> None:
+    (tmp_path / "prompts.txt").write_text("a\n")
+    (tmp_path / "wrong.yaml").write_text("promt: a\n")
+    ended = tessera("sample", generated, *arguments, "--out", "out")
+    assert ended.code == 2
+    assert said in ended.err, ended.err
+    assert not (tmp_path / "out").exists()
+    assert not (generated / "drawn").exists()
+
+
+def test_nothing_is_overwritten(tessera: Run, tmp_path: Path, generated: Path) -> None:
+    assert tessera("sample", generated, "a", "b", "--out", "out").code == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    for prompts in (["c", "d"], ["c"]):
+        ended = tessera("sample", generated, *prompts, "--out", "out", "--seed", 5)
+        assert ended.code == 2
+        assert "out already holds 0.png and" in ended.err
+        assert "name another --out" in ended.err
+    assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+
+
+def test_a_run_without_a_generator(tessera: Run, tmp_path: Path, generated: Path) -> None:
+    run = Path(shutil.copytree(generated, tmp_path / "run"))
+    shutil.rmtree(run / "base")
+    ended = tessera("sample", run, "a", "--out", "out")
+    assert ended.code == 2
+    assert "stage base has not been trained yet" in ended.err
+
+
+# ---- caches
+
+
+def test_caches_by_themselves(tessera: Run, tmp_path: Path, generated: Path) -> None:
+    run = Path(shutil.copytree(generated, tmp_path / "run"))
+    shutil.rmtree(run / "cache")
+    ended = tessera("data", "prepare", run)
+    assert ended.code == 0
+    assert ended.out.splitlines() == [f"base: its caches are in {run / 'cache'}", f"next: tessera resume {run}"]
+    assert len(list((run / "cache").glob("*/manifest.json"))) == 1
+    assert tessera("data", "prepare", run, "--stage", "base").code == 0
+    ended = tessera("data", "prepare", run, "--stage", "tokenizer")
+    assert ended.code == 2
+    assert "reads no caches" in ended.err
+    shutil.rmtree(run / "tokenizer")
+    ended = tessera("data", "prepare", run)
+    assert ended.code == 2
+    assert "stage base needs the tokenizer" in ended.err

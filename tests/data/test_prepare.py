@@ -1,0 +1,286 @@
+"""The token cache: a function of tokenizer, resolution, views and files; made once, by any number of ranks, and read by draws."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+import shutil
+import threading
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tessera.config import DataConfig, UserError
+from tessera.data import prepare
+from tessera.data.loader import Feed, frame
+from tessera.data.order import Cut
+from tessera.data.prepare import TokenCache, TokenPlan, cache_folder, write_tokens
+from tessera.data.sources import ImageFolder
+from tessera.data.synth.shapes import write_shapes
+from tessera.data.tokens import TokenLoader
+from tessera.randomness import mix, mix_text
+from tessera.text.encoders import NoTextReader
+
+WHOLE = Cut(4, None, 0, 1)
+VARIED = {"crop": "random", "zoom": 1.5, "flip": "always"}
+
+
+def encode(pictures: Tensor) -> Tensor:
+    """A stand-in for a tokenizer: the brightness of each 4 x 4 patch as an id below 256."""
+    return (torch.nn.functional.avg_pool2d(pictures.mean(1, keepdim=True), 4)[:, 0] * 127.5 + 127.5).long()
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prepare") / "shapes"
+    write_shapes(path, 20, 0, image_size=40)
+    return path / "train"
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three of them."""
+    monkeypatch.setattr(prepare, "SHARD_SAMPLES", 8)
+
+
+def feed_of(data: Path, caches: Path, said: list[str] | None = None, cut: Cut = WHOLE, **values: Any) -> Feed:
+    heard = [] if said is None else said
+    return Feed(
+        source=ImageFolder.open(data), config=DataConfig(resolution=16, workers=0, validation_fraction=0.2, **values), cut=cut,
+        seed=3, device=torch.device("cpu"), validation_samples=8, preview_samples=4, caches=caches, say=heard.append,
+        show=lambda line: None,
+    )  # fmt: skip
+
+
+def plan_of(feed: Feed, **values: Any) -> TokenPlan:
+    return replace(TokenPlan.of(feed.config, "weights", 256, feed.config.resolution), **values)
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+# ---- what is in it
+
+
+def test_every_view_is_the_picture_that_its_draw_cuts(shapes: Path, tmp_path: Path) -> None:
+    feed = feed_of(shapes, tmp_path, views=3, **VARIED)
+    cache = TokenCache(write_tokens(feed, plan_of(feed), encode))
+    assert (cache.num_samples, cache.views, cache.grid, cache.faults) == (20, 3, (4, 4), {})
+    for index, view in itertools.product((0, 7, 8, 19), range(3)):
+        draw = None if view == 0 else mix(feed.seed, prepare._VIEW, view, mix_text(feed.source.key(index)))
+        picture = frame(feed.source.read(index), feed.config, (), draw)
+        wanted = encode(torch.from_numpy(picture.copy()).permute(2, 0, 1)[None].float() / 127.5 - 1)[0]
+        assert np.array_equal(cache.ids(index, view), wanted.numpy()), (index, view)
+
+
+def test_one_view_where_nothing_varies() -> None:
+    assert TokenPlan.of(DataConfig(views=8), "x", 9, 16).views == 1
+    assert TokenPlan.of(DataConfig(views=8, flip=True), "x", 9, 16).views == 8
+    assert TokenPlan.of(DataConfig(views=8, crop="random"), "x", 9, 16).views == 8
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "kind"), [(256, "uint8"), (257, "uint16"), (65536, "uint16"), (65537, "uint32"), (2**32 + 1, "uint64")]
+)
+def test_the_smallest_type_that_holds_the_vocabulary(vocab_size: int, kind: str) -> None:
+    assert np.dtype(TokenPlan("x", vocab_size, 16, 1).dtype).name == kind
+
+
+def test_ids_are_stored_in_that_type(shapes: Path, tmp_path: Path) -> None:
+    feed = feed_of(shapes, tmp_path)
+    for vocab_size, kind in ((256, "uint8"), (1000, "uint16")):
+        folder = write_tokens(feed, plan_of(feed, vocab_size=vocab_size), encode)
+        assert np.load(folder / "00000.npy").dtype == kind
+
+
+# ---- its key
+
+
+def test_it_is_made_once(shapes: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    feed = feed_of(shapes, tmp_path, said)
+    folder = write_tokens(feed, plan_of(feed), encode)
+    assert len(said) == 1
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert write_tokens(feed, plan_of(feed), lambda pictures: pytest.fail("encoded again")) == folder
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("plan", "data"),
+    [
+        ({"tokenizer": "other weights"}, {}),
+        ({"resolution": 32}, {}),
+        ({"vocab_size": 300}, {}),
+        ({"views": 4}, {}),
+        ({}, {"zoom": 1.2}),
+        ({}, {"flip": False}),
+        ({}, {"crop": "center", "zoom": 1.0}),
+        ({}, {"channels": 1}),
+        ({}, {"background": (0, 0, 0)}),
+    ],
+    ids=str,
+)
+def test_whatever_decides_its_content_decides_its_name(
+    plan: dict[str, Any], data: dict[str, Any], shapes: Path, tmp_path: Path
+) -> None:
+    feed, other = (feed_of(shapes, tmp_path, **{**VARIED, **changes}) for changes in ({}, data))
+    assert cache_folder(feed, plan_of(feed, views=2)) != cache_folder(other, plan_of(other, **{"views": 2, **plan}))
+
+
+def test_changed_files_make_it_anew(shapes: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for picture in sorted(shapes.glob("*.png"))[:3]:
+        shutil.copy(picture, data)
+        (data / picture.name).with_suffix(".txt").write_text("a shape")
+
+    def name() -> str:
+        feed = feed_of(data, tmp_path, flip=True)
+        return cache_folder(feed, plan_of(feed)).name
+
+    first = name()
+    assert name() == first
+    picture, caption = sorted(data.glob("*.png"))[0], sorted(data.glob("*.txt"))[0]
+    caption.write_text("something else")
+    assert name() == first, "a caption is no part of a picture"
+    caption.write_text("a circle on the left")
+    second = name()
+    assert second != first, "but left and right decide whether it is mirrored"
+    picture.write_bytes(sorted(data.glob("*.png"))[1].read_bytes())
+    third = name()
+    assert third != second
+    picture.unlink()
+    assert name() != third
+
+
+# ---- unfinished work
+
+
+@pytest.mark.parametrize("lost", [["manifest.json"], ["manifest.json", "00001.npy"], ["00001.npy"], ["00000.npy", "00002.npy"]])
+def test_what_is_missing_is_made_again_and_no_more(lost: list[str], shapes: Path, tmp_path: Path) -> None:
+    feed = feed_of(shapes, tmp_path)
+    folder = write_tokens(feed, plan_of(feed), encode)
+    whole, asked = bytes_of(folder), []
+    for name in lost:
+        (folder / name).unlink()
+
+    def count(pictures: Tensor) -> Tensor:
+        asked.append(len(pictures))
+        return encode(pictures)
+
+    assert write_tokens(feed, plan_of(feed), count) == folder
+    assert bytes_of(folder) == whole
+    assert sum(asked) == sum({"00000.npy": 8, "00001.npy": 8, "00002.npy": 4}.get(name, 0) for name in lost)
+
+
+def test_a_death_inside_leaves_whole_shards(shapes: Path, tmp_path: Path) -> None:
+    feed = feed_of(shapes, tmp_path)
+    wanted = bytes_of(write_tokens(feed_of(shapes, tmp_path / "other"), plan_of(feed), encode))
+    calls = itertools.count()
+
+    def die(pictures: Tensor) -> Tensor:
+        if next(calls) == 1:
+            raise KeyboardInterrupt
+        return encode(pictures)
+
+    with pytest.raises(KeyboardInterrupt):
+        write_tokens(feed, plan_of(feed), die)
+    folder = cache_folder(feed, plan_of(feed))
+    with pytest.raises(UserError, match=r"is no finished token cache .*; delete it, and it is made anew"):
+        TokenCache(folder)
+    assert bytes_of(write_tokens(feed, plan_of(feed), encode)) == wanted
+
+
+def test_two_ranks_write_what_one_does(shapes: Path, tmp_path: Path) -> None:
+    alone = feed_of(shapes, tmp_path / "one", views=2, **VARIED)
+    one, barrier = write_tokens(alone, plan_of(alone), encode), threading.Barrier(2, timeout=20)
+
+    def work(rank: int) -> None:
+        feed = feed_of(shapes, tmp_path / "two", cut=Cut(4, None, rank, 2), views=2, **VARIED)
+        write_tokens(replace(feed, wait=lambda: barrier.wait() and None), plan_of(feed), encode)
+
+    ranks = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
+    for thread in ranks:
+        thread.start()
+    for thread in ranks:
+        thread.join()
+    assert bytes_of(tmp_path / "two" / one.name) == bytes_of(one)
+
+
+# ---- what cannot be read
+
+
+def test_what_cannot_be_read_is_named_and_left_out(shapes: Path, tmp_path: Path) -> None:
+    data, said = Path(shutil.copytree(shapes, tmp_path / "data")), []
+    bad = sorted(data.glob("*.png"))[4::9]
+    for picture in bad:
+        picture.write_bytes(b"no picture")
+    feed = feed_of(data, tmp_path / "cache", said)
+    cache = TokenCache(write_tokens(feed, plan_of(feed), encode))
+    assert list(cache.faults) == [picture.stem for picture in bad]
+    for picture in bad:
+        assert sum(f"{picture.stem} is left out: " in line and "not an image" in line for line in said) == 1
+    loader = TokenLoader(feed, cache, NoTextReader())
+    used = {feed.source.key(int(index)) for index in (*loader.train, *loader.held_out)}
+    assert used == {feed.source.key(index) for index in range(20)} - set(cache.faults)
+    steps = list(itertools.islice(loader.batches(0), 8))
+    assert not {key for step in steps for batch in step for key in batch.keys} & set(cache.faults)
+
+
+# ---- batches
+
+
+def both_grids(shapes: Path, tmp_path: Path) -> TokenLoader:
+    """Of 16 and of 32 pixels."""
+    feed = feed_of(shapes, tmp_path, views=4, **VARIED)
+    low, fine = (TokenCache(write_tokens(feed, plan_of(feed, resolution=size), encode)) for size in (16, 32))
+    return TokenLoader(feed, fine, NoTextReader(), low)
+
+
+def test_views_are_drawn_by_seed_epoch_and_key(shapes: Path, tmp_path: Path) -> None:
+    loader, seen = both_grids(shapes, tmp_path), Counter[int]()
+    size = len(loader.train)
+    for position in range(6 * size):
+        item = loader.samples[position]
+        index = next(index for index in range(20) if loader.source.key(index) == item.key)
+        view = mix(mix(3, position // size, mix_text(item.key)), 6) % 4
+        assert np.array_equal(item.ids, loader.samples.cache.ids(index, view))
+        assert item.low is not None
+        assert np.array_equal(item.low, loader.samples.low.ids(index, view)), "both grids are of the same view"
+        seen[view] += 1
+    assert len(seen) == 4
+    assert [loader.samples[5].key, loader.samples[5].ids.tolist()] == [loader.samples[5].key, loader.samples[5].ids.tolist()]
+
+
+def test_validation_and_preview_show_the_centre(shapes: Path, tmp_path: Path) -> None:
+    loader = both_grids(shapes, tmp_path)
+    batch = loader.preview()
+    for row, key in enumerate(batch.keys):
+        index = next(index for index in range(20) if loader.source.key(index) == key)
+        assert np.array_equal(batch.ids[row].numpy(), loader.samples.cache.ids(index, 0))
+    assert all(batch.ids.dtype == torch.int32 for batch in loader.validation())
+
+
+def test_it_is_small_to_send_to_workers(shapes: Path, tmp_path: Path) -> None:
+    cache = both_grids(shapes, tmp_path).samples.cache
+    cache.ids(0, 0)
+    sent = pickle.dumps(cache)
+    assert len(sent) < 1000
+    assert np.array_equal(pickle.loads(sent).ids(19, 3), cache.ids(19, 3))
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", json.dumps({"views": 1})])
+def test_a_damaged_manifest_is_told(content: str, tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text(content)
+    with pytest.raises(UserError, match="is no finished token cache"):
+        TokenCache(tmp_path)

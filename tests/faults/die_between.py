@@ -1,0 +1,67 @@
+"""`die_between.py PLACE ARGUMENTS`: the program, which kills its process group between or inside its later stages.
+
+PLACE is `start STAGE` (before anything of it is made), `half a shard` or `shard` (of the first cache), `cache` (whole, nothing
+trained from it yet), or `step STAGE N`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from tessera import pipeline
+from tessera.cli import main
+from tessera.data import prepare
+from tessera.engine import loop
+
+PLACE = sys.argv[1]
+make_loader, write_shard, train_step, train_stage = (
+    pipeline.make_loader,
+    prepare.write_shard,
+    loop.train_step,
+    pipeline.train_stage,
+)
+here = ""  # the stage
+
+
+def die() -> None:
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def start(folder: Path, config: Any, train: Any, *rest: Any) -> None:
+    global here
+    here = train.name
+    if f"start {here}" == PLACE:
+        die()
+    train_stage(folder, config, train, *rest)
+
+
+def write(folder: Path, shard: int, ids: Any, faults: Any) -> None:
+    if PLACE == "half a shard":
+        path = prepare.shard_path(folder, shard)
+        path.with_suffix(".json").write_text("{")
+        path.with_suffix(".tmp-1").write_bytes(ids.tobytes()[:50])
+        die()
+    write_shard(folder, shard, ids, faults)
+    if PLACE == "shard":
+        die()
+
+
+def load(*arguments: Any) -> Any:
+    loader = make_loader(*arguments)
+    if PLACE == "cache" and here != "tokenizer":
+        die()
+    return loader
+
+
+def step(state: Any, *rest: Any) -> Any:
+    if f"step {here} {state.step + 1}" == PLACE:
+        die()
+    return train_step(state, *rest)
+
+
+pipeline.train_stage, pipeline.make_loader, prepare.write_shard, loop.train_step = start, load, write, step
+main(sys.argv[2:])
