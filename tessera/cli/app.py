@@ -30,19 +30,18 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the data and the runs.")] = Path("demo"),
-    steps: Annotated[int | None, typer.Option(min=1, help="Training steps; the default takes a minute or two.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of each stage; the default takes four minutes.")] = None,
 ) -> None:
     """The main job on data it makes itself, end to end, on a CPU, in minutes."""
     from tessera.demo import run_demo
 
     result = run_demo(out, steps)
-    attributes = ", ".join(f"{name} {share:.1%}" for name, share in result.oracle.items())
-    print(f"\nreconstructions of held-out combinations: {result.reconstructions}")
-    print(f"PSNR {result.psnr:.1f} dB, codebook use {result.codes_used:.1%} (validation split)")
-    print(f"read back from the reconstructions by the oracle: {attributes}")
-    print(
-        f"next: tessera train muse --data YOUR_FOLDER --preset tiny   or   tessera resume {result.run} --set tokenizer.steps=2000"
-    )
+    print(f"\ndrawn from captions of combinations that training never showed: {result.sheet}, {result.page}")
+    for row, shares in result.oracle.items():
+        print(f"  {row:<15} " + ", ".join(f"{name} {share:.1%}" for name, share in shares.items()))
+    print(f"read back by the oracle; all of it took {result.seconds:.0f} s")
+    run = shlex.quote(str(result.run))
+    print(f'next: tessera sample {run} "a blue circle in the top left"   or   tessera train muse --data YOUR_FOLDER')
 
 
 @app.command()
@@ -333,13 +332,19 @@ def finish(run: Path) -> None:
     """The last lines of train and resume: what is where, and what to do next. Of several ranks only the first says it."""
     if os.environ.get("RANK", "0") != "0":
         return
-    for latest in sorted(run.glob("*/checkpoints/latest")):
+    stages = sorted(run.glob("*/checkpoints/latest"), key=lambda path: path.stat().st_mtime)
+    for latest in stages:
         print(f"{latest.parent.parent.name}: {latest.parent / latest.read_text().strip()}")
-    pictures = sorted(run.glob("*/samples/*.png"))
+    pictures = sorted(stages[-1].parent.parent.glob("samples/*.png")) if stages else []
     if pictures:
         print(f"pictures: {pictures[-1]}")
-    name = shlex.quote(str(run))
-    print(f"next: tessera export {name} --out DIR   or   tessera resume {name} --set tokenizer.steps=N   to train longer")
+    name, last = shlex.quote(str(run)), stages[-1].parent.parent.name if stages else "tokenizer"
+    first = (
+        f"tessera export {name} --out DIR"
+        if last == "tokenizer"
+        else f'tessera sample {name} "PROMPT"   or   tessera evaluate {name}'
+    )
+    print(f"next: {first}   or   tessera resume {name} --set {last}.steps=N   to train longer")
 
 
 def spread_sets(arguments: Sequence[str]) -> list[str]:
