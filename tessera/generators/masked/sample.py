@@ -40,7 +40,7 @@ class MaskedSampleConfig(Config):
     """Of the choice of tokens; 0 takes the most probable."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Choose only among the most probable tokens that together have this probability; of a large vocabulary, for each digit."""
-    min_share: float = Field(0.05, ge=0, lt=1)
+    min_share: float = Field(0.1, ge=0, lt=1)
     """Leave out tokens that, given the text, are less than this share as probable as the most probable one."""
     order: Literal["halton", "confidence", "critic"] = "halton"
     """Which tokens are revealed first: an even spread over the grid, the surest ones, or those that a critic believes in, which
