@@ -194,7 +194,7 @@ def make_dataloader(
     if workers:
         # Forking a process that has threads and a CUDA context is a gamble; without CUDA it is quick and safe enough.
         context = multiprocessing.get_context("forkserver" if device.type == "cuda" else "fork")
-        context.set_forkserver_preload(["tessera.data.prepare", "tessera.data.tokens"])  # or each worker imports torch by itself
+        context.set_forkserver_preload(["tessera.data.deaf"])  # or each worker would import torch by itself
     return DataLoader(
         samples,
         batch_sampler=order,

@@ -241,7 +241,7 @@ def test_it_learns_to_follow_captions_and_to_agree_with_itself() -> None:
     wanted = torch.stack([ids for ids, _ in scenes]).flatten(1) % 10
     for options in ({}, {"order": "confidence"}, {"remask": 0.1}, {"top_p": 0.9}):
         config = MaskedSampleConfig(steps=8, **options)
-        found = sample(net.eval(), text, torch.arange(64), config, smoothing=0.1)
+        found = sample(net.eval(), text, torch.arange(64), config)
         followed = (found % 10 == wanted).all(1).float().mean()
         agreed = (found // 10 == found[:, :1] // 10).all(1).float().mean()
         assert followed > 0.8, options

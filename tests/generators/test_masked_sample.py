@@ -17,7 +17,7 @@ from tessera.generators.masked.drawing import draw, nucleus
 from tessera.generators.masked.model import Low, no_text
 from tessera.generators.masked.order import halton_order, lowest, num_revealed
 from tessera.generators.masked.replay import GraphedSampler, cloned, copy_tensors, tensors_of
-from tessera.generators.masked.sample import Drawer, MaskedSampleConfig, Setup, State, on_floor, sample
+from tessera.generators.masked.sample import Drawer, MaskedSampleConfig, Setup, State, implausible, sample
 from tessera.text.bytes import read_bytes
 from tests.generators.masked_toys import GRID, VOCABULARY, critic, encoder, generator, random_text
 
@@ -145,10 +145,11 @@ def test_the_nucleus_is_the_smallest_set_that_has_the_probability(top_p: float) 
     assert set(many.flatten().tolist()) <= wanted
 
 
-def test_the_floor_of_smoothed_labels_never_takes_everything() -> None:
-    assert on_floor(torch.zeros(1, 2), 0.9).sum() == 0
-    assert on_floor(torch.tensor([[0.0, 0.1]]), 0.9).tolist() == [[True, False]]
-    assert on_floor(torch.tensor([[0.01, 0.89, 0.1]]).log(), 0.1).tolist() == [[True, False, False]]
+def test_implausible_tokens_are_left_out_and_never_all() -> None:
+    assert implausible(torch.zeros(1, 2), 0.9).sum() == 0
+    assert implausible(torch.tensor([[0.01, 0.89, 0.1]]).log(), 0.1).tolist() == [[True, False, False]]
+    assert implausible(torch.tensor([[0.01, 0.89, 0.1]]).log(), 0.2).tolist() == [[True, False, True]]
+    assert implausible(torch.tensor([[0.01, 0.89, 0.1]]).log(), 0.01).sum() == 0
 
 
 # ---- batches
@@ -328,10 +329,10 @@ def test_without_text_guidance_changes_nothing() -> None:
 @pytest.mark.parametrize("bf16", [False, True])
 def test_on_a_cpu_the_graphed_sampler_is_the_plain_loop(bf16: bool) -> None:
     net, config = generator(recalls=True), MaskedSampleConfig(steps=4, order="confidence", remask=0.2)
-    sampler = GraphedSampler(net, config, smoothing=0.1, bf16=bf16)
+    sampler = GraphedSampler(net, config, bf16=bf16)
     found = sampler(random_text(3), torch.arange(3))
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-        assert torch.equal(found, sample(net, random_text(3), torch.arange(3), config, smoothing=0.1))
+        assert torch.equal(found, sample(net, random_text(3), torch.arange(3), config))
     assert not sampler.recordings
 
 
@@ -343,7 +344,6 @@ def test_one_recorded_step_serves_all(order: str, remask: float) -> None:
         generator(low=low, recalls=True),
         MaskedSampleConfig(steps=5, order=order, remask=remask, top_p=0.9),
         critic(low=low),
-        smoothing=0.1,
     )
     arguments = (random_text(3), torch.arange(3), None, None, torch.randint(9, (3, 4)))
     setup, state = drawer.prepare(*arguments)
@@ -358,7 +358,7 @@ def test_one_recorded_step_serves_all(order: str, remask: float) -> None:
         for _ in range(5):
             now = recorded(*tensors_of(setup), *now)
     text, seeds, *_, below = arguments
-    wanted = sample(drawer.net, text, seeds, drawer.config, smoothing=0.1, low=below, critic=drawer.critic)
+    wanted = sample(drawer.net, text, seeds, drawer.config, low=below, critic=drawer.critic)
     assert torch.equal(filled_with(state, iter(now)).ids, wanted)
 
 
@@ -389,4 +389,4 @@ def test_nothing_waits_for_the_device() -> None:
         config = MaskedSampleConfig(steps=3, order=order, remask=remask, top_p=0.9)
         text = no_text(2, 32, torch.device("meta"))
         seeds, below = torch.zeros(2, dtype=torch.long, device="meta"), torch.zeros(2, 4, dtype=torch.long, device="meta")
-        assert sample(net, text, seeds, config, smoothing=0.1, low=below, critic=judge).shape == (2, math.prod(GRID))
+        assert sample(net, text, seeds, config, low=below, critic=judge).shape == (2, math.prod(GRID))

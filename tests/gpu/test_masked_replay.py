@@ -36,13 +36,13 @@ def asked(size: int, seed: int) -> tuple[TextStates, torch.Tensor, torch.Tensor,
 def test_recorded_steps_draw_what_the_plain_loop_draws(options: MaskedSampleConfig, bf16: bool) -> None:
     low = Low(9, (2, 2))
     net, judge = generator(low=low, recalls=True).cuda(), critic(low=low).cuda()
-    sampler = GraphedSampler(net, options, judge, smoothing=0.1, bf16=bf16)
+    sampler = GraphedSampler(net, options, judge, bf16=bf16)
     results = []
     for size, seed in ((4, 0), (4, 100), (3, 7), (4, 0)):  # the second and the last replay what the first recorded
         text, seeds, known, below = asked(size, seed)
         results.append(sampler(text, seeds, known=known, low=below))
         with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
-            plain = sample(net, text, seeds, options, known=known, smoothing=0.1, low=below, critic=judge)
+            plain = sample(net, text, seeds, options, known=known, low=below, critic=judge)
         assert torch.equal(results[-1], plain)
     assert len(sampler.recordings) == 2
     assert torch.equal(results[0], results[-1]), "what was drawn in between leaves no trace"
@@ -65,7 +65,7 @@ def test_no_step_waits_for_the_device() -> None:
     net, judge = generator(recalls=True).cuda(), critic().cuda()
     text, seeds = random_text(4).to(torch.device("cuda")), torch.arange(4).cuda()
     for options in (MaskedSampleConfig(steps=4, remask=0.2, top_p=0.9), MaskedSampleConfig(steps=4, order="critic")):
-        drawer = Drawer(net, options, judge, smoothing=0.1)
+        drawer = Drawer(net, options, judge)
         setup, state = drawer.prepare(text, seeds, None, None, None)
         state = drawer.step_once(setup, state)
         torch.cuda.synchronize()

@@ -23,10 +23,10 @@ class GraphedSampler:
     """
 
     def __init__(
-        self, net: MaskedTransformer, config: MaskedSampleConfig, critic: nn.Module | None = None, smoothing: float = 0.0,
+        self, net: MaskedTransformer, config: MaskedSampleConfig, critic: nn.Module | None = None,
         bf16: bool = False,
     ) -> None:  # fmt: skip
-        self.drawer, self.bf16 = Drawer(net, config, critic, smoothing), bf16
+        self.drawer, self.bf16 = Drawer(net, config, critic), bf16
         self.recordings: dict[tuple[Any, ...], Recording] = {}
 
     @torch.no_grad()

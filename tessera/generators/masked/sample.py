@@ -40,6 +40,8 @@ class MaskedSampleConfig(Config):
     """Of the choice of tokens; 0 takes the most probable."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Choose only among the most probable tokens that together have this probability; of a large vocabulary, for each digit."""
+    min_share: float = Field(0.05, ge=0, lt=1)
+    """Leave out tokens that, given the text, are less than this share as probable as the most probable one."""
     order: Literal["halton", "confidence", "critic"] = "halton"
     """Which tokens are revealed first: an even spread over the grid, the surest ones, or those that a critic believes in, which
     also takes earlier ones back. The last two with some noise."""
@@ -88,7 +90,6 @@ class Drawer:
     net: MaskedTransformer
     config: MaskedSampleConfig
     critic: nn.Module | None = None
-    smoothing: float = 0.0  # of the labels in training
 
     def __post_init__(self) -> None:
         if self.config.order == "critic" and self.critic is None:
@@ -144,8 +145,8 @@ class Drawer:
         """A token for every place, the logarithm of its probability, and features for the next step. Both branches go through
         in one batch.
 
-        Smoothed labels put smoothing / size on every token. Drawn as they are, a tenth of all tokens would be noise, which an
-        order that does not ask for confidence never takes back; so tokens that the text does not lift off that floor are out.
+        Guidance lifts what the text makes likelier than it was without, however unlikely it still is; smoothed labels leave a
+        floor of such tokens. So what is implausible given the text is left out first (Li et al. 2023, equation 2).
         """
         ids, net = state.ids, self.net
         features = net(torch.cat([ids, ids]) if self.guided else ids, setup.text, setup.low, state.previous)
@@ -153,8 +154,9 @@ class Drawer:
         for index, logits in enumerate(net.logits(features)):
             with_text, without = logits.chunk(2) if self.guided else (logits, logits)
             guided = without + guidance * (with_text - without) if self.guided else logits
-            logs = guided.masked_fill(on_floor(with_text, self.smoothing), -math.inf) if self.smoothing else guided
-            logs = logs.log_softmax(-1)
+            if self.config.min_share:
+                guided = guided.masked_fill(implausible(with_text, self.config.min_share), -math.inf)
+            logs = guided.log_softmax(-1)
             numbers = uniform(mix(CHOICE, index) >> 1, keys, ids.shape[1])
             digit = draw(logs, numbers, self.config.temperature, self.config.top_p)
             digits.append(digit)
@@ -179,23 +181,21 @@ class Drawer:
 @torch.no_grad()
 def sample(
     net: MaskedTransformer, text: TextStates, seeds: Tensor, config: MaskedSampleConfig,
-    negative: TextStates | None = None, known: Tensor | None = None, smoothing: float = 0.0,
+    negative: TextStates | None = None, known: Tensor | None = None,
     low: Tensor | None = None, critic: nn.Module | None = None,
 ) -> Tensor:  # fmt: skip
     """ids b n. `seeds` b int64; `negative` replaces the empty text of the other branch; `known` b n holds tokens that stay, and
-    `mask_id` where something is to be drawn; `smoothing` is that of the labels in training; `low` b k are coarser tokens to
-    refine; `critic` is for order critic."""
-    drawer = Drawer(net, config, critic, smoothing)
+    `mask_id` where something is to be drawn; `low` b k are coarser tokens to refine; `critic` is for order critic."""
+    drawer = Drawer(net, config, critic)
     setup, state = drawer.prepare(text, seeds, negative, known, low)
     for _ in range(config.steps):
         state = drawer.step_once(setup, state)
     return state.ids
 
 
-def on_floor(logits: Tensor, smoothing: float) -> Tensor:
-    """... v bool: tokens no more probable than twice what smoothed labels give to each; never the most probable one."""
-    probs = logits.softmax(-1)
-    return (probs <= 2 * smoothing / logits.shape[-1]) & (probs < probs.amax(-1, keepdim=True))
+def implausible(logits: Tensor, share: float) -> Tensor:
+    """... v bool: tokens less than `share` times as probable as the most probable one."""
+    return logits < logits.amax(-1, keepdim=True) + math.log(share)
 
 
 def gumbel(keys: Tensor, size: int) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from tessera.config import Config, DataConfig, EngineConfig, EvaluateConfig, OptimConfig
+from tessera.generators.masked.model import MaskedConfig
 from tessera.generators.masked.sample import MaskedSampleConfig
 from tessera.generators.masked.stage import MaskedStageConfig
 from tessera.nn.quantizers import FSQConfig, ResidualConfig
@@ -14,6 +15,8 @@ from tessera.text.encoders import ByteTextConfig, TextConfig
 from tessera.tokenizers.image.critic import CriticConfig
 from tessera.tokenizers.image.model import ImageTokenizerConfig
 from tessera.tokenizers.image.stage import ImageTokenizerStageConfig
+
+GENERATOR_OPTIM = OptimConfig(lr=3e-4, betas=(0.9, 0.98), weight_decay=0.03, warmup_steps=5000)
 
 
 class NeedsConfig(Config):
@@ -144,20 +147,23 @@ def tiny() -> MuseConfig:
 
 
 def small() -> MuseConfig:
-    """64 px, 64 tokens of 1,000 codes, one GPU, minutes (measured figures in docs/recipes/muse.md)."""
+    """64 px, 64 tokens of 1,000 codes, 25 million parameters, one GPU, minutes (measured figures in docs/recipes/muse.md)."""
     return MuseConfig(
         preset="small",
         data=DataConfig(resolution=64, workers=8),
         tokenizer=ImageTokenizerStageConfig(),
+        base=BaseConfig(model=MaskedConfig(dropout=0.1)),
         engine=EngineConfig(precision="bf16", compile=True, cuda_graphs=True),
     )
 
 
 def base() -> MuseConfig:
-    """256 px, 256 tokens of 64,000 codes, for one large GPU and 100,000 pictures or more. Not yet trained to the end."""
+    """256 px by 256 tokens of 64,000 codes, then 512 px by 1,024, for one large GPU and 100,000 pictures or more. Not yet trained
+    to the end."""
     return MuseConfig(
         preset="base",
         data=DataConfig(resolution=256, crop="random", zoom=1.25, workers=16),
+        text=ByteTextConfig(length=256, width=512, depth=6, heads=8),
         tokenizer=ImageTokenizerStageConfig(
             model=ImageTokenizerConfig(
                 widths=(128, 128, 256, 256, 512), blocks=(2, 2, 2, 2, 2), quantizer=FSQConfig(levels=(8, 8, 8, 5, 5, 5))
@@ -168,14 +174,23 @@ def base() -> MuseConfig:
             batch_size=128,
             steps=200_000,
         ),
+        base=BaseConfig(
+            model=MaskedConfig(width=768, depth=16, heads=12, dropout=0.1), optim=GENERATOR_OPTIM, ema_decay=0.9999,
+            batch_size=256, steps=300_000,
+        ),
+        superres=SuperresConfig(
+            resolution=512, model=MaskedConfig(width=512, depth=12, heads=8, dropout=0.1), optim=GENERATOR_OPTIM,
+            ema_decay=0.9999, batch_size=128, steps=200_000,
+        ),
         engine=EngineConfig(
             precision="bf16", compile=True, micro_batch_size=64, validate_every_steps=2000, save_every_steps=5000
         ),
-    )
+    )  # fmt: skip
 
 
 def large() -> MuseConfig:
-    """As base, with twice the width and three blocks a level, for several GPUs. Not yet trained to the end."""
+    """512 px by 1,024 tokens in one go: a wider tokenizer and a generator of 400 million parameters, for several GPUs. Not yet
+    trained to the end."""
     start = base()
     tokenizer = start.tokenizer.model_copy(
         update={
@@ -185,4 +200,15 @@ def large() -> MuseConfig:
             "batch_size": 256,
         }
     )
-    return start.model_copy(update={"preset": "large", "tokenizer": tokenizer})
+    generator = start.base.model_copy(
+        update={"model": MaskedConfig(width=1152, depth=20, heads=18, dropout=0.1), "batch_size": 512, "steps": 500_000}
+    )
+    return start.model_copy(
+        update={
+            "preset": "large",
+            "data": start.data.model_copy(update={"resolution": 512}),
+            "tokenizer": tokenizer,
+            "base": generator,
+            "superres": None,
+        }
+    )

@@ -18,7 +18,6 @@ from tessera.contracts import Chunk, Context, Nets
 from tessera.generators.masked.losses import MaskedLosses
 from tessera.generators.masked.replay import GraphedSampler
 from tessera.generators.masked.sample import MaskedSampleConfig
-from tessera.generators.masked.stage import MaskedStageConfig
 from tessera.randomness import mix_text, uniform
 from tessera.recipes.captions import Prompts
 from tessera.recipes.muse.config import MuseConfig, MuseSampleConfig
@@ -43,17 +42,14 @@ class Painter:
         options = chunk.options
         assert isinstance(options, MuseSampleConfig)
         known, redraw = self.start(chunk, options)
-        ids = self.tokens("base", self.config.base, base_options(options), chunk, known, None)
+        ids = self.tokens("base", base_options(options), chunk, known, None)
         if self.config.superres is None or "superres" not in self.stages:
             images = self.decode("tokenizer", ids)
             return images if redraw is None or chunk.pictures is None else torch.where(redraw, images, chunk.pictures)
-        fine = self.tokens("superres", self.config.superres, options.superres, chunk, None, ids.flatten(1))
+        fine = self.tokens("superres", options.superres, chunk, None, ids.flatten(1))
         return self.decode("fine_tokenizer" if "fine_tokenizer" in self.stages else "tokenizer", fine)
 
-    def tokens(
-        self, stage: str, config: MaskedStageConfig, options: MaskedSampleConfig, chunk: Chunk, known: Tensor | None,
-        low: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+    def tokens(self, stage: str, options: MaskedSampleConfig, chunk: Chunk, known: Tensor | None, low: Tensor | None) -> Tensor:
         """ids b ... of one generator."""
         nets = self.stages[stage]
         generator: Any = nets["generator"]
@@ -64,8 +60,7 @@ class Painter:
         key = stage, options.model_dump_json()
         if key not in self._samplers:
             bf16 = self.device.type == "cuda" and self.config.engine.precision == "bf16"
-            smoothing, critic = config.loss.label_smoothing, nets.get("critic")
-            self._samplers[key] = GraphedSampler(generator, options, critic, smoothing, bf16)
+            self._samplers[key] = GraphedSampler(generator, options, nets.get("critic"), bf16)
         return self._samplers[key](text, chunk.seeds, negative, known, low).unflatten(1, generator.grid)
 
     def start(self, chunk: Chunk, options: MuseSampleConfig) -> tuple[Tensor | None, Tensor | None]:

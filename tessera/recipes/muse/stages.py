@@ -218,7 +218,7 @@ def encode_pictures(tokenizer: nn.Module, images: Tensor) -> Tensor:
 def preview_base(config: MuseConfig, raw: Nets, averaged: Nets, batch: TokenBatch, context: Context) -> Preview:
     """Two rows: what the tokenizer keeps of the fixed samples, and what the generator draws from their captions."""
     tokenizer: Any = averaged["tokenizer"]
-    ids, seeds = draw_preview(config.sample, config.base, averaged, batch, None)
+    ids, seeds = draw_preview(config.sample, averaged, batch, None)
     rows = {"tokenizer": tokenizer.decode(batch.ids), "drawn": tokenizer.decode(ids.view_as(batch.ids))}
     return Preview("png", contact_sheet(rows, batch.captions), facts_of(batch, seeds))
 
@@ -229,7 +229,7 @@ def preview_superres(config: MuseConfig, raw: Nets, averaged: Nets, batch: Token
     assert batch.low is not None
     coarse: Any = averaged["tokenizer"]
     fine: Any = averaged["fine_tokenizer"]
-    ids, seeds = draw_preview(config.sample.superres, config.superres, averaged, batch, batch.low.flatten(1))
+    ids, seeds = draw_preview(config.sample.superres, averaged, batch, batch.low.flatten(1))
     wanted = fine.decode(batch.ids)
     enlarged = nn.functional.interpolate(coarse.decode(batch.low).float(), size=wanted.shape[-2:], mode="nearest")
     drawn = fine.decode(ids.view_as(batch.ids))
@@ -237,15 +237,11 @@ def preview_superres(config: MuseConfig, raw: Nets, averaged: Nets, batch: Token
     return Preview("png", contact_sheet({"coarse": enlarged, "tokenizer": wanted, "drawn": drawn}, batch.captions), facts)
 
 
-def draw_preview(
-    options: MaskedSampleConfig, stage: MaskedStageConfig, nets: Nets, batch: TokenBatch, low: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def draw_preview(options: MaskedSampleConfig, nets: Nets, batch: TokenBatch, low: Tensor | None) -> tuple[Tensor, Tensor]:
     """Ids drawn from the batch's captions with the seeds 0, 1, ..., and those seeds."""
     generator: Any = nets["generator"]
     seeds = torch.arange(len(batch.keys), device=batch.ids.device)
-    smoothing, critic = stage.loss.label_smoothing, nets.get("critic")
-    ids = sample(generator, encode_text(nets, batch), seeds, options, smoothing=smoothing, low=low, critic=critic)
-    return ids, seeds
+    return sample(generator, encode_text(nets, batch), seeds, options, low=low, critic=nets.get("critic")), seeds
 
 
 def facts_of(batch: TokenBatch, seeds: Tensor) -> dict[str, Any]:
