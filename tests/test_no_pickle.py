@@ -33,6 +33,9 @@ SETS = (
     "tokenizer.batch_size=4",
     "tokenizer.model={widths: [8], blocks: [0]}",
     "tokenizer.critic=null",
+    "text={kind: bytes, length: 16, width: 16, depth: 1, heads: 2}",
+    "base.batch_size=4",
+    "base.model={width: 16, depth: 1, heads: 2}",
 )
 
 
@@ -118,7 +121,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("malice")
     write_shapes(home / "photos", 30, 0, image_size=32)
     config = pipeline.resolve("muse", preset="tiny", data=str(home / "photos"), steps=3, sets=SETS)
-    run = pipeline.train(config, run=home / "run")
+    run = pipeline.train(config, run=home / "run", stage="tokenizer")
     export_run(run, home / "export")
     return run
 
@@ -172,7 +175,7 @@ def test_a_checkpoint_file(case: Path, command: Any, name: str, hash_fits: bool,
     reads = hash_fits and name in TENSORS[:2]
     assert load_code(case / "run") == (2 if reads else 0)  # a wrong hash is passed over: the checkpoint before is whole
     assert command("export", case / "run", "--out", case / "out")[0] == (2 if reads else 0)
-    code, said = command("resume", case / "run")
+    code, said = command("resume", case / "run", "--stage", "tokenizer")
     assert code == (2 if hash_fits else 0)
     assert name in said if hash_fits else "passed over: step-000003" in said
     assert not marker.exists()
@@ -185,7 +188,7 @@ def test_a_file_that_is_passed_over(case: Path, command: Any, name: str, kind: s
     (case / "run" / name).write_bytes(traps(marker, case)[kind])
     assert load_code(case / "run") == 0
     assert command("export", case / "run", "--out", case / "out")[0] == 0
-    assert command("resume", case / "run", "--set", "tokenizer.steps=4")[0] == 0
+    assert command("resume", case / "run", "--stage", "tokenizer", "--set", "tokenizer.steps=4")[0] == 0
     assert not marker.exists()
 
 
@@ -242,7 +245,7 @@ def test_a_pointer_leads_nowhere_else(
     if pointer == "best":
         assert command("export", case / "run", "--out", case / "out", "--checkpoint", "best")[0] == 2
     assert command("list")[0] == 0
-    assert command("resume", case / "run", "--set", "tokenizer.steps=4")[0] == 0
+    assert command("resume", case / "run", "--stage", "tokenizer", "--set", "tokenizer.steps=4")[0] == 0
     assert {path: path.read_bytes() for path in (case / "elsewhere").iterdir()} == before
     assert not marker.exists()
 
@@ -255,4 +258,17 @@ def test_a_manifest_reaches_no_other_file(case: Path, command: Any) -> None:
         (folder / "manifest.json").write_text(json.dumps(manifest))
     assert load_code(case / "run") == 0
     assert load_code(case / "export") == 2
-    assert command("resume", case / "run")[0] == 0
+    assert command("resume", case / "run", "--stage", "tokenizer")[0] == 0
+
+
+@pytest.mark.parametrize("kind", ["pickle", "text pickle", "torch"])
+@pytest.mark.parametrize("name", ["00000.npy", "manifest.json"])
+def test_a_file_of_a_token_cache(case: Path, command: Any, name: str, kind: str) -> None:
+    assert command("data", "prepare", case / "run")[0] == 0
+    (file,) = (case / "run" / "cache").glob(f"*/{name}")
+    marker = case / "marker"
+    file.write_bytes(traps(marker, case)[kind])
+    code, said = command("resume", case / "run")
+    assert code == 2
+    assert "delete it, and it is made anew" in said
+    assert not marker.exists()

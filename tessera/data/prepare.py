@@ -226,6 +226,10 @@ class TokenCache:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{folder} is no finished token cache ({error}); delete it, and it is made anew") from None
         self._shards: dict[int, Ids] = {}
+        for shard in range(num_shards(self.num_samples)):  # their headers only; better here than in a worker
+            wanted = (len(shard_samples(shard, self.num_samples)), self.views, *self.grid)
+            if (found := self._open(shard).shape) != wanted:
+                raise UserError(f"{shard_path(folder, shard)} holds {found}, expected {wanted}; delete it, and it is made anew")
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_shards": {}}
@@ -234,5 +238,15 @@ class TokenCache:
         """One grid."""
         shard, row = divmod(index, SHARD_SAMPLES)
         if shard not in self._shards:
-            self._shards[shard] = np.load(shard_path(self.folder, shard), mmap_mode="r")
+            self._shards[shard] = self._open(shard)
         return np.asarray(self._shards[shard][row, view])
+
+    def _open(self, shard: int) -> Ids:
+        path = shard_path(self.folder, shard)
+        try:
+            found = np.load(path, mmap_mode="r")
+            if not isinstance(found, np.ndarray):
+                raise ValueError("an archive")
+        except (OSError, ValueError, EOFError) as error:
+            raise UserError(f"{path} cannot be read ({error}); delete it, and it is made anew") from None
+        return found

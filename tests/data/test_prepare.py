@@ -284,3 +284,20 @@ def test_a_damaged_manifest_is_told(content: str, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(content)
     with pytest.raises(UserError, match="is no finished token cache"):
         TokenCache(tmp_path)
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x80\x04.", None], ids=["empty", "no array", "cut"])
+def test_a_damaged_shard_is_told_before_training(damage: bytes | None, shapes: Path, tmp_path: Path) -> None:
+    feed = feed_of(shapes, tmp_path)
+    folder = write_tokens(feed, plan_of(feed), encode)
+    shard = folder / "00001.npy"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-9] if damage is None else damage)
+    with pytest.raises(UserError, match=r"00001.npy cannot be read .*; delete it, and it is made anew"):
+        TokenCache(folder)
+    shard.write_bytes((folder / "00002.npy").read_bytes())
+    with pytest.raises(UserError, match=r"holds \(4, 1, 4, 4\), expected \(8, 1, 4, 4\)"):
+        TokenCache(folder)
+    shard.unlink()
+    TokenCache(write_tokens(feed, plan_of(feed), encode))
+    assert shard.read_bytes() == whole

@@ -225,8 +225,10 @@ def train(tmp_path: Path, name: str) -> Path:
         "engine.device=cpu", "engine.log_every_steps=1", "data.resolution=16", "tokenizer.batch_size=4",
         "tokenizer.model={widths: [8], blocks: [0]}", "tokenizer.critic=null", f"engine.trackers=[{name}]",
     ]  # fmt: skip
-    run = tessera.train("muse", preset="tiny", data=tmp_path / "photos", steps=3, sets=sets, run=tmp_path / "run")
-    return tessera.resume(run, sets=["tokenizer.steps=5"])
+    run = tessera.train(
+        "muse", preset="tiny", data=tmp_path / "photos", steps=3, sets=sets, run=tmp_path / "run", stage="tokenizer"
+    )
+    return tessera.resume(run, sets=["tokenizer.steps=5"], stage="tokenizer")
 
 
 def test_training_fills_a_tracker(fake: Any, tmp_path: Path) -> None:

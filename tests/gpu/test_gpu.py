@@ -30,6 +30,9 @@ SMALL = [
     "tokenizer.batch_size=8",
     "tokenizer.critic.start_step=4",
     "tokenizer.critic.warmup_steps=2",
+    "text={kind: bytes, length: 32, width: 32, depth: 1, heads: 2}",
+    "base.batch_size=8",
+    "base.model={width: 32, depth: 2, heads: 2}",
     "engine.log_every_steps=1",
     "engine.device=cuda",
 ]
@@ -45,7 +48,7 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fitted(run: Path, data: Path, steps: int, *sets: str) -> list[dict[str, Any]]:
     """A whole run; its training lines."""
     chosen = {item.split("=")[0]: item for item in (*SMALL, *sets)}  # the later one wins
-    train(resolve("muse", preset="tiny", data=str(data), steps=steps, sets=list(chosen.values())), run=run)
+    train(resolve("muse", preset="tiny", data=str(data), steps=steps, sets=list(chosen.values())), run=run, stage="tokenizer")
     return [line for line in read_metrics(run / "tokenizer" / "metrics.jsonl") if line["kind"] == "train"]
 
 
@@ -98,7 +101,7 @@ def test_a_deterministic_run_resumes_bit_for_bit(shapes: Path, tmp_path: Path, m
     shutil.copytree(tmp_path / "unbroken", tmp_path / "broken")
     home = tmp_path / "broken" / "tokenizer"
     shutil.rmtree(home / "checkpoints" / "step-000020")
-    resume(tmp_path / "broken")
+    resume(tmp_path / "broken", stage="tokenizer")
     again = [line for line in read_metrics(home / "metrics.jsonl") if line["kind"] == "train"]
     for wanted, found in zip(lines, again, strict=True):
         assert {name: value for name, value in found.items() if name.startswith(("tokenizer/", "critic/", "lr/"))} == {

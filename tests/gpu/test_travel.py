@@ -20,7 +20,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 def test_an_export_of_a_compiled_run_opens_on_both_devices(tmp_path: Path) -> None:
     write_shapes(tmp_path / "photos", 60, 0, image_size=64)
     sets = ["tokenizer.batch_size=16", "tokenizer.model={widths: [16, 32], blocks: [1, 1]}", "data.workers=2"]
-    run = tessera.train("muse", preset="small", data=tmp_path / "photos", steps=20, sets=sets, run=tmp_path / "run")
+    run = tessera.train(
+        "muse", preset="small", data=tmp_path / "photos", steps=20, sets=sets, run=tmp_path / "run", stage="tokenizer"
+    )
     model = export_run(run, tmp_path / "model")
     pictures = sorted((tmp_path / "photos" / "train").glob("*.png"))[:16]
     on_gpu, on_cpu = (tessera.load(model, device=device) for device in ("auto", "cpu"))
