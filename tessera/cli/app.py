@@ -139,6 +139,8 @@ def evaluate(
     from tessera.evals.run import evaluate_run
 
     evaluation, folder = evaluate_run(run, n=n, sets=sets or (), checkpoint=checkpoint)
+    if os.environ.get("RANK", "0") != "0":  # of several ranks only the first speaks
+        return
     if as_json:
         print(json.dumps(evaluation.report, indent=1, ensure_ascii=False))
         return

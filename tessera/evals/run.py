@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from tessera.config import EvaluateConfig, Layer, UserError, build, layer_of, parse_sets
+from tessera.config import EngineConfig, EvaluateConfig, Layer, UserError, build, layer_of, parse_sets
 from tessera.engine.checkpoint import digest
-from tessera.engine.dist import World
+from tessera.engine.dist import World, join, leave
 from tessera.evals.evaluate import Evaluation, Subject, evaluate, write_evaluation
 from tessera.evals.features import Extractor, inception_extractor
 from tessera.evals.material import Material, load_material
@@ -24,8 +25,10 @@ def evaluate_run(
     run: Path | str, *, n: int | None = None, sets: Sequence[str] = (), checkpoint: str | None = None, data: Any = None,
     device: str = "auto",
 ) -> tuple[Evaluation, Path]:  # fmt: skip
-    """Judges a trained model by its held-out data; also the folder RUN/evaluation-NNN that was written."""
-    session = load(run, checkpoint=checkpoint, device=device)
+    """Judges a trained model by its held-out data; also the folder RUN/evaluation-NNN that was written. Under torchrun the ranks
+    share the sampling."""
+    ranks = join(EngineConfig()) if "WORLD_SIZE" in os.environ else None
+    session = load(run, checkpoint=checkpoint, device=device if ranks is None else ranks.device)
     changes = dict(parse_sets(sets).values)
     if unknown := set(changes) - {"evaluate", "sample", "data"}:
         raise UserError(f"--set {min(unknown)}: here only values of evaluate, sample and data can be set")
@@ -33,10 +36,12 @@ def evaluate_run(
     config: EvaluateConfig = root.evaluate if n is None else root.evaluate.model_copy(update={"n": n})
     material = material_of(session, root.data, config, data)
     subject = subject_of(session, root.sample, material)
-    world = World(0, 1, session.device)
+    world = ranks or World(0, 1, session.device)
     evaluation = evaluate(subject, material, config, world=world, extractor=given_extractor(config, session.device))
     folder = next_folder(Path(run))
-    write_evaluation(evaluation, folder)
+    if world.main:
+        write_evaluation(evaluation, folder)
+    leave()
     return evaluation, folder
 
 
