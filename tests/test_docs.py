@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import tessera
 from tessera.cli import main
@@ -28,6 +29,15 @@ QUICK = [
     "base.batch_size=4",
     "base.model={width: 16, depth: 1, heads: 2}",
 ]
+EXTRA = {
+    "train": QUICK,
+    "sample": ["--set", "sample.chunk=2"],
+    "evaluate": ["--set", "evaluate.fit_steps=2"],
+}
+COMMANDS = {
+    "README.md": ["data", "train", "train", "sample", "evaluate", "resume", "export"],
+    "docs/recipes/muse.md": ["data", "train", "train", "resume", "sample", "evaluate", "export", "train", *["sample"] * 7],
+}
 
 
 @pytest.fixture
@@ -35,6 +45,8 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_shapes(tmp_path / "photos", 24, 0, image_size=32)
     write_shapes(tmp_path / "shapes", 24, 0, image_size=32)
     shutil.copy(next((tmp_path / "photos" / "train").glob("*.png")), tmp_path / "cat.png")
+    Image.new("L", (32, 32), 255).save(tmp_path / "mask.png")
+    (tmp_path / "prompts.txt").write_text("a red circle\na blue square\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path / "photos"
 
@@ -44,22 +56,25 @@ def commands(text: str) -> list[list[str]]:
     return [shlex.split(line) for line in lines]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/recipes/muse.md"])
+@pytest.mark.parametrize("page", list(COMMANDS))
 def test_every_command_runs(page: str, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = commands((ROOT / page).read_text(encoding="utf8"))
-    assert [words[0] for words in found] == ["data", "train", "train", "resume", "export"]
+    """In its order, in one folder; files that the page shows as YAML lie there."""
+    text = (ROOT / page).read_text(encoding="utf8")
+    for name, content in re.findall(r"```yaml\n# (\S+)\n(.*?)```", text, flags=re.DOTALL):
+        (photos.parent / name).write_text(content)
+    found = commands(text)
+    assert [words[0] for words in found] == COMMANDS[page]
     for words in found:
-        extra = QUICK if words[0] == "train" else []
         with pytest.raises(SystemExit) as end:
-            main([*words, *extra])
+            main([*words, *EXTRA.get(words[0], [])])
         assert end.value.code == 0, (words, capsys.readouterr())
         assert "next: " in capsys.readouterr().out, words
-    examples = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf8"), flags=re.DOTALL)
-    examples += re.findall(r"`(tessera\.load\(.*?\.save\(.*?\))`", (ROOT / page).read_text(encoding="utf8"))
+    examples = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    examples += re.findall(r"`(tessera\.load\([^`]+\))`", text)
     assert examples
     for example in examples:
         exec(compile(example, page, "exec"), {"tessera": tessera})
-    assert (photos.parent / "again.png").is_file()
+    assert (photos.parent / "again.png").is_file() == ("again.png" in text)
 
 
 def test_make_has_the_targets_of_the_readme() -> None:
@@ -106,3 +121,9 @@ def test_every_promise_is_proved_by_a_test_that_exists() -> None:
         assert f"\ndef {test}(" in source, f"reliability.md names {file}::{test}"
         slow = re.search(rf"@pytest\.mark\.slow\ndef {test}\(", source) is not None
         assert slow == (f"slow: `{file}::{test}`" in page), f"{test} is {'' if slow else 'not '}slow"
+
+
+def test_every_test_that_a_page_names_exists() -> None:
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        for file, test in re.findall(r"`([\w/]+\.py)::(\w+)`", page.read_text(encoding="utf8")):
+            assert f"\ndef {test}(" in (ROOT / "tests" / file).read_text(encoding="utf8"), f"{page.name} names {file}::{test}"
