@@ -170,6 +170,8 @@ def resume(
     old = build(recipe.config_type, [saved])
     config = with_absolute_path(build(recipe.config_type, [saved, parse_sets(sets)]))
     changes = difference(old, config)
+    if any("needs." in key for key, *_ in changes):
+        config = recipe.adopt(config, config_of)
     refuse_changes(changes)
     if data is None and config.data.path is not None and not Path(config.data.path).exists():
         raise UserError(

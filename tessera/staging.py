@@ -104,7 +104,20 @@ def read_needs(folder: Path, config: Any, train: Train) -> dict[str, Needed]:
         stored = read_stage(folder, recipe, config, trains[name], wanted)
         (module,) = build_nets(stored).values()
         found[net] = Needed(name, stored.hash, stored.step, module)
+        if trains[name].origin is not None and stored.folder.parent.name == "checkpoints":
+            pin(stored.folder)
     return found
+
+
+def pin(checkpoint: Path) -> None:
+    """Notes in another run that its checkpoint is needed, so that its retention spares it."""
+    pins = checkpoint.parent / "pins"
+    try:
+        known = pins.read_text(encoding="utf8").split() if pins.is_file() else []
+        if checkpoint.name not in known:
+            pins.write_text("\n".join([*known, checkpoint.name]) + "\n", encoding="utf8")
+    except OSError:  # somebody else's folder: then it is theirs to keep
+        return
 
 
 def build_stage(config: Any, train: Train, given: Mapping[str, Needed], world: World) -> tuple[Stage, TrainState]:

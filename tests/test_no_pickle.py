@@ -69,7 +69,10 @@ def offences(path: Path) -> Iterator[str]:
 
 
 def test_the_program_never_unpickles() -> None:
-    assert [offence for path in sorted(ROOT.rglob("*.py")) for offence in offences(path)] == []
+    """But for one call: Inception is a TorchScript program, run only if the user names its file (`evaluate.inception`)."""
+    found = [offence for path in sorted(ROOT.rglob("*.py")) for offence in offences(path)]
+    assert [offence.partition(":")[0] for offence in found] == ["run.py"], found
+    assert found[0].endswith("calls torch.jit.load")
 
 
 @pytest.mark.parametrize(

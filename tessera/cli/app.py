@@ -146,7 +146,8 @@ def evaluate(
         return
     print("\n".join(lines(evaluation.report)))
     print(f"written: {folder}")
-    print(f"next: look at {folder / 'evaluation.png'}; then tessera export {shlex.quote(str(run))} --out DIR")
+    then = f"; then tessera export {shlex.quote(str(run))} --out DIR" if (run / "config.yaml").is_file() else ""
+    print(f"next: look at {folder / 'evaluation.png'}{then}")
 
 
 @app.command()
@@ -162,6 +163,9 @@ def export(
     for file in sorted(path for path in out.rglob("*") if path.is_file()):
         print(f"{file}  {file.stat().st_size:,} bytes")
     print(f"the licence in {out / 'README.md'} is yours to write")
+    if (out / "base").is_dir():
+        print(f'next: tessera sample {shlex.quote(str(out))} "PROMPT" --out DIR')
+        return
     code = f'import tessera; tessera.load({json.dumps(str(out))}).reconstruct("PICTURE")[0].save("reconstruction.png")'
     print(f"next: python -c {shlex.quote(code)}")
 
@@ -257,9 +261,9 @@ def list_all() -> None:
     from tessera.recipes import RECIPES
 
     for recipe in RECIPES.values():
-        config = next(iter(recipe.presets.values()))()
+        stages = dict.fromkeys(train.name for preset in recipe.presets.values() for train in recipe.steps(preset()))
         print(f"{recipe.name}: {recipe.summary}")
-        print(f"  presets {', '.join(recipe.presets)}; stages {', '.join(train.name for train in recipe.steps(config))}")
+        print(f"  presets {', '.join(recipe.presets)}; stages {', '.join(stages)}")
     print(f"bench cases: {', '.join(CASES)}")
     for run in sorted(Path("runs").glob("*/config.yaml")):
         latest = [

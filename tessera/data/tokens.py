@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from tessera.batches import Text, TextStates, TokenBatch
+from tessera.config import UserError
 from tessera.data.draws import drawn_caption
 from tessera.data.loader import Feed, SampleLoader, Samples
 from tessera.data.order import Indices
@@ -53,6 +54,12 @@ class TokenLoader(SampleLoader[TokenItem, TokenBatch]):
 
     def __init__(self, feed: Feed, cache: TokenCache, read_text: ReadText, low: TokenCache | None = None) -> None:
         unread = {**cache.faults, **(low.faults if low is not None else {})}
+        if len(unread) > feed.config.corrupt_budget * len(feed.source):
+            raise UserError(
+                f"{len(unread)} of {len(feed.source)} samples cannot be read, more than data.corrupt_budget="
+                f"{feed.config.corrupt_budget:g} allows: {'; '.join(list(unread.values())[:3])}. `tessera data check` lists "
+                f"every such file: repair or remove it, or raise data.corrupt_budget"
+            )
         sides = split_indices(feed.source, feed.config.validation_fraction)
         if unread:
             keep = np.fromiter((feed.source.key(index) not in unread for index in range(len(feed.source))), np.bool_)

@@ -62,7 +62,9 @@ def load_material(
     """Reads up to so many pictures of each side, cut as validation pictures are. `source` is the user's own dataset, if any."""
     if source is None:
         if config.path is None:
-            raise UserError("no data: the run was trained on a dataset of its own; give the same one to evaluate")
+            raise UserError(
+                "no data: an export does not know where they lie, nor does a run on a Python dataset; --set data.path=PATH"
+            )
         source = open_source(config.path, config)
     train, validation = split_indices(source, config.validation_fraction)
     home = synth_home(source)

@@ -101,11 +101,13 @@ def write_card(
     """README.md of an export. The front matter is what model hubs read; the licence is the user's to name."""
     trained = ", ".join(f"{stage} (step {facts['step']:,})" for stage, facts in stages.items())
     first = next(iter(evidence.values()))
+    draws = 'model.sample("PROMPT", n=4, seed=0)[0].save("drawn.png")\n'
     parts = [
         f"---\nlibrary_name: tessera\ntags: [tessera, {stored.recipe.name}]\n---\n\n# {name}",
         f"A `{stored.recipe.name}` model made with Tessera: {stored.recipe.summary}.\nTrained stages: {trained}.",
-        "## Use\n\n    pip install tessera-gen\n\n```python\nimport tessera\n\n"
-        f'model = tessera.load("{name}")\nids = model.encode("picture.png")    # any size: cut and scaled as in training\n'
+        f'## Use\n\n    pip install tessera-gen\n\n```python\nimport tessera\n\nmodel = tessera.load("{name}")\n'
+        f"{draws if 'base' in stages else ''}"
+        'ids = model.encode("picture.png")    # any size: cut and scaled as in training\n'
         'model.decode(ids)[0].save("reconstruction.png")\n```',
         _data_section(stored, first),
         *(_stage_section(stage, stages[stage], evidence[stage], models[stage]) for stage in stages),

@@ -44,17 +44,19 @@ def export_run(run: Path | str, out: Path | str, checkpoint: str = "latest") -> 
 
 
 def without_places(value: Any) -> Any:
-    """A config whose paths are file names: where they lay is of no use elsewhere, and nobody else's business."""
+    """A config whose absolute paths are names: where they lay is of no use elsewhere, and nobody else's business."""
     if isinstance(value, dict):
-        places = ("path", "tokenizer")  # of a file, and RUN/tokenizer under needs
-        named = {key: Path(item).name if key in places and isinstance(item, str) else item for key, item in value.items()}
-        return {key: without_places(item) for key, item in named.items()}
-    return [without_places(item) for item in value] if isinstance(value, list) else value
+        return {key: without_places(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [without_places(item) for item in value]
+    return Path(value).name if isinstance(value, str) and value.startswith("/") else value
 
 
 def travelling(config: Any) -> dict[str, Any]:
     """A config as an export holds it."""
     values: dict[str, Any] = without_places(config.model_dump(mode="json"))
+    if config.text.kind in ("t5", "clip", "precomputed"):
+        values["text"]["path"] = config.text.path  # the model would not be found without
     values["data"]["path"] = None
     return values
 

@@ -114,7 +114,8 @@ def open_run(folder: Path, checkpoint: str = "latest") -> Stored:
         stages[name] = read_stage(
             folder, recipe, current, trains[name], wanted or (checkpoint if name == trained[-1] else "latest")
         )
-    return Stored(folder, recipe, stages[trained[-1]].config, stages)
+    uses = {name: getattr(current, name) for name in ("sample", "evaluate") if hasattr(current, name)}  # `resume --set` may
+    return Stored(folder, recipe, stages[trained[-1]].config.model_copy(update=uses), stages)  # change these at any time
 
 
 def home_of(run: Path, train: Train) -> Path:
@@ -136,7 +137,10 @@ def read_stage(run: Path, recipe: Recipe, current: Any, train: Train, wanted: st
     """A trained stage of a run: of a checkpoint's name or of the hash of its weights."""
     if is_exported(train):
         origin = Path(str(train.origin))
-        return open_export(origin.parent).stages[origin.name]
+        found = open_export(origin.parent).stages[origin.name]
+        if re.fullmatch("[0-9a-f]{64}", wanted) and found.hash != wanted:
+            raise UserError(f"{origin} has changed since other stages of this run were trained on it; put the old export back")
+        return found
     home, name = home_of(run, train), train.name
     if train.origin is not None:
         name = home.parent.name

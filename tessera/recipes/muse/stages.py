@@ -30,7 +30,7 @@ from tessera.nn.similarity import psnr
 from tessera.recipes.captions import training_text
 from tessera.recipes.muse.config import MuseConfig, grid_of
 from tessera.recipes.muse.drawing import full_precision, pictures
-from tessera.text.encoders import NoTextConfig, build_encoder, text_width
+from tessera.text.encoders import NoTextConfig, PrecomputedTextConfig, build_encoder, text_width
 from tessera.text.encoders import settle as settle_text
 from tessera.tokenizers.image.model import ImageTokenizer, ImageTokenizerConfig
 from tessera.tokenizers.image.stage import build_stage
@@ -154,7 +154,7 @@ def base_step(config: MuseConfig) -> Train:
         serves=make_nets,
         feed=feed,
         needs={"tokenizer": "tokenizer"},
-        captioned=not isinstance(config.text, NoTextConfig),
+        captioned=not isinstance(config.text, (NoTextConfig, PrecomputedTextConfig)),
     )
 
 
@@ -182,7 +182,7 @@ def superres_step(config: MuseConfig) -> Train:
         serves=make_nets,
         feed=feed,
         needs={"tokenizer": "tokenizer", "fine_tokenizer": fine},
-        captioned=not isinstance(config.text, NoTextConfig),
+        captioned=not isinstance(config.text, (NoTextConfig, PrecomputedTextConfig)),
     )
 
 
