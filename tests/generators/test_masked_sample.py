@@ -254,7 +254,7 @@ def test_the_least_sure_go_back(order: str) -> None:
 def test_the_critic_keeps_what_it_believes_in() -> None:
     known = torch.full((16, 12), VOCABULARY)
     known[:, 0] = 1
-    drawer = Drawer(generator(), MaskedSampleConfig(steps=6, order="critic", noise=0.0), critic())
+    drawer = Drawer(generator(), MaskedSampleConfig(steps=6, order="critic", noise=0.0, min_share=0.0), critic())
     text = random_text(16)
     setup, state = drawer.prepare(text, torch.arange(16), None, known, None)
     taken_back = False

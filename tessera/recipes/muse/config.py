@@ -131,7 +131,7 @@ def tiny() -> MuseConfig:
     return MuseConfig(
         preset="tiny",
         data=DataConfig(resolution=32, workers=0),
-        text=ByteTextConfig(length=64, width=64, depth=1, heads=4),
+        text=ByteTextConfig(length=48, width=64, depth=1, heads=4),
         tokenizer=ImageTokenizerStageConfig(
             model=ImageTokenizerConfig(widths=(16, 48, 96), blocks=(0, 1, 2)),
             critic=None,
@@ -146,12 +146,12 @@ def tiny() -> MuseConfig:
             optim=OptimConfig(lr=3e-3, betas=(0.9, 0.98), weight_decay=0.03, warmup_steps=50),
             ema_decay=0.99,
             batch_size=32,
-            steps=800,
+            steps=700,
         ),
         engine=EngineConfig(
             log_every_steps=50, validate_every_steps=300, preview_every_steps=300, save_every_steps=300, validation_samples=128
         ),
-        sample=MuseSampleConfig(steps=8, min_share=0.2),
+        sample=MuseSampleConfig(steps=12, min_share=0.3, remask=0.4),
     )
 
 
