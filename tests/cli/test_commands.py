@@ -139,17 +139,21 @@ def test_bench(tessera: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- demo
 
 
-def test_the_demo_ends_with_numbers_and_a_picture(tessera: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_ends_with_numbers_and_pictures(tessera: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_module, "NUM_PICTURES", 64)
+    monkeypatch.setattr(demo_module, "NUM_DRAWN", 12)
+    monkeypatch.setattr(demo_module, "CHUNK", 4)
     ended = tessera("demo", "--steps", 3)
     assert ended.code == 0
-    lines = ended.out.splitlines()
-    assert "reconstructions of held-out combinations: demo/run-001/reconstructions.png" in lines
-    assert any(line.startswith("PSNR ") and "codebook use " in line for line in lines)
-    assert any(line.startswith("read back from the reconstructions by the oracle: ") for line in lines)
-    assert lines[-1].startswith("next: tessera train muse --data YOUR_FOLDER")
-    assert "tessera resume demo/run-001 --set tokenizer.steps=2000" in lines[-1]
-    assert (tmp_path / "demo" / "run-001" / "reconstructions.png").stat().st_size > 1000
+    lines, run = ended.out.splitlines(), tmp_path / "demo" / "run-001"
+    assert any("demo/run-001/drawn.png, demo/run-001/drawn.html" in line for line in lines)
+    for row in ("real", "reconstruction", "drawn"):
+        assert any(line.split()[:1] == [row] and "joint " in line for line in lines)
+    assert lines[-1].startswith("next: tessera sample demo/run-001 ")
+    assert (run / "drawn.png").stat().st_size > 1000
+    page = (run / "drawn.html").read_text(encoding="utf8")
+    assert page.count("<figure") == 8  # as many as are held out
+    assert "http" not in page
     again = tessera("demo", "--steps", 1, "--out", "demo")  # the same data, another run
     assert again.code == 0
     assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == ["run-001", "run-002", "shapes"]

@@ -1,0 +1,100 @@
+"""`tessera evaluate`: a run, an export, a tokenizer alone; its report, its files, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tessera import pipeline
+from tessera.config import UserError
+from tessera.data.sources import split_indices
+from tessera.evals.run import evaluate_run
+from tessera.sampling.package import export_run
+from tessera.sampling.session import load
+from tests.small import SUPERRES, generated, pictures, small_config, workshop
+
+__all__ = ["generated", "pictures", "workshop"]
+
+QUICK = ("evaluate.fit_steps=2", "evaluate.resamples=2")
+
+
+@pytest.fixture
+def run(generated: Path, tmp_path: Path) -> Path:
+    """A copy to write into."""
+    return Path(shutil.copytree(generated, tmp_path / "run"))
+
+
+def test_a_run_is_judged_and_nothing_is_overwritten(run: Path) -> None:
+    first, folder = evaluate_run(run, n=3, sets=QUICK, device="cpu")
+    assert folder.name == "evaluation-001"
+    report = json.loads((folder / "evaluation.json").read_text())
+    assert report["n"] == 3
+    assert report["subject"]["stages"] == {"tokenizer": 3, "base": 3}
+    assert set(report["oracle"]["rows"]) == {"chance", "nearest", "real", "reconstruction", "samples"}
+    assert report["loss"]["loss"] > 0
+    assert (folder / "evaluation.png").is_file()
+    second, other = evaluate_run(run, n=3, sets=QUICK, device="cpu")
+    assert other.name == "evaluation-002"
+    assert first.report == second.report, "the same weights and seed give the same numbers"
+
+
+def test_the_held_out_loss_is_that_of_training(run: Path, pictures: Path) -> None:
+    session = load(run, device="cpu")
+    source = pipeline.open_source(session.config)
+    _, held_out = split_indices(source, session.config.data.validation_fraction)
+    pixels = np.stack([session.prepare(source.read(int(index))) for index in held_out])
+    found = session.draw.loss(pixels, [source.caption(int(index)) for index in held_out])
+    lines = [json.loads(line) for line in (run / "base" / "metrics.jsonl").read_text().splitlines()]
+    valid = [line for line in lines if line["kind"] == "valid"][-1]
+    assert found["loss"] == pytest.approx(valid["loss"], rel=0.1), "other masks, the same order of size"
+
+
+def test_a_tokenizer_alone_is_judged_by_what_it_keeps(pictures: Path, tmp_path: Path) -> None:
+    run = pipeline.train(small_config(pictures), run=tmp_path / "run", stage="tokenizer")
+    report = evaluate_run(run, n=3, sets=QUICK, device="cpu")[0].report
+    assert "samples" not in report["oracle"].get("rows", {})
+    assert any("no generator is trained" in note for note in report["notes"])
+
+
+def test_with_superres_pictures_are_judged_at_its_size(pictures: Path, tmp_path: Path) -> None:
+    run = pipeline.train(small_config(pictures, superres=SUPERRES), run=tmp_path / "run")
+    evaluation, _ = evaluate_run(run, n=3, sets=QUICK, device="cpu")
+    assert load(run, device="cpu").resolution == 32
+    assert evaluation.report["oracle"]["rows"]["real"]["joint"] == 1.0
+
+
+def test_an_export_is_told_where_its_data_lie(run: Path, pictures: Path, tmp_path: Path) -> None:
+    out = export_run(run, tmp_path / "out")
+    with pytest.raises(UserError, match=r"--set data\.path=PATH"):
+        evaluate_run(out, n=3, sets=QUICK, device="cpu")
+    report = evaluate_run(out, n=3, sets=(*QUICK, f"data.path={pictures}"), device="cpu")[0].report
+    assert report["oracle"]["n"] == 3
+
+
+def test_only_what_concerns_the_judging_can_be_set(run: Path) -> None:
+    with pytest.raises(UserError, match="only values of evaluate, sample and data"):
+        evaluate_run(run, n=3, sets=("base.steps=9",), device="cpu")
+
+
+class Fake(torch.nn.Module):
+    """As the Inception file is called: uint8 in, features out."""
+
+    def forward(self, x: torch.Tensor, return_features: bool = False) -> torch.Tensor:
+        return x.float().mean((2, 3)) + torch.arange(x.shape[1])
+
+
+def test_a_named_inception_file_gives_fid(run: Path, tmp_path: Path) -> None:
+    torch.jit.script(Fake()).save(str(tmp_path / "inception.pt"))
+    sets = (*QUICK, f"evaluate.inception={tmp_path / 'inception.pt'}")
+    with pytest.raises(UserError, match="is no file"):
+        evaluate_run(run, n=3, sets=("evaluate.inception=/nowhere.pt",), device="cpu")
+    (tmp_path / "bad.pt").write_bytes(b"nothing")
+    with pytest.raises(UserError, match="cannot be read as TorchScript"):
+        evaluate_run(run, n=3, sets=(f"evaluate.inception={tmp_path / 'bad.pt'}",), device="cpu")
+    report = evaluate_run(run, n=30, sets=sets, device="cpu")[0].report
+    assert report["fd"].get("name", "FID") == "FID"
