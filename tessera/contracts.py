@@ -210,6 +210,10 @@ class Chunk:
 class Draw(Protocol):
     """A recipe's trained nets, ready to draw."""
 
+    @property
+    def resolution(self) -> int:
+        """Height and width of what is drawn."""
+
     def __call__(self, chunk: Chunk) -> Tensor:
         """b c h w in [-1, 1]"""
 

@@ -116,8 +116,7 @@ class Session:
     @property
     def resolution(self) -> int:
         """Height and width of what is drawn, or of what the tokenizer was trained on."""
-        fine = getattr(self.config, "superres", None)
-        return int(fine.resolution if fine is not None and "superres" in self.nets else self.config.data.resolution)
+        return self.draw.resolution if self.draws else int(self.config.data.resolution)
 
     @torch.no_grad()
     def through_tokens(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

@@ -103,7 +103,7 @@ def open_run(folder: Path, checkpoint: str = "latest") -> Stored:
     `checkpoint` is that of the last trained stage. Of an earlier one it is what later ones were trained on, else the newest.
     """
     recipe, saved = read_run(folder)
-    current = build(recipe.config_type, [saved])
+    current: Any = build(recipe.config_type, [saved])
     trains = {train.name: train for train in recipe.steps(current)}
     trained = [name for name, train in trains.items() if has_weights(folder, train)]
     if not trained:
@@ -114,8 +114,8 @@ def open_run(folder: Path, checkpoint: str = "latest") -> Stored:
         stages[name] = read_stage(
             folder, recipe, current, trains[name], wanted or (checkpoint if name == trained[-1] else "latest")
         )
-    uses = {name: getattr(current, name) for name in ("sample", "evaluate") if hasattr(current, name)}  # `resume --set` may
-    return Stored(folder, recipe, stages[trained[-1]].config.model_copy(update=uses), stages)  # change these at any time
+    uses = {"sample": current.sample, "evaluate": current.evaluate}  # `resume --set` may change these at any time
+    return Stored(folder, recipe, stages[trained[-1]].config.model_copy(update=uses), stages)
 
 
 def home_of(run: Path, train: Train) -> Path:

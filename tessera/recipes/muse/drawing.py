@@ -36,6 +36,12 @@ class Painter:
         self.prompts = Prompts(config.text, device)
         self._samplers: dict[tuple[str, str], GraphedSampler] = {}
 
+    @property
+    def resolution(self) -> int:
+        """That of the last trained generator."""
+        fine = self.config.superres
+        return self.config.data.resolution if fine is None or "superres" not in self.stages else fine.resolution
+
     @torch.no_grad()
     def __call__(self, chunk: Chunk) -> Tensor:
         """b c h w in [-1, 1]."""
