@@ -1,5 +1,5 @@
-"""Does super-resolution look at its condition, and where? PSNR of fine pictures drawn from the coarse tokens of real ones: as they
-are, with their cells shuffled, and with those of another picture.
+"""Does super-resolution look at its condition, and where? PSNR of fine pictures drawn from the coarse tokens of real ones: as
+they are, with their cells shuffled, and with those of another picture.
 
     python bench/superres.py RUN [--n 256]
 """
@@ -64,7 +64,8 @@ def rows(session: Session, real: Tensor, captions: list[str]) -> dict[str, Tenso
     for first in range(0, len(real), CHUNK):
         part = real[first : first + CHUNK].to(session.device)
         small = F.interpolate(part, size=(side, side), mode="bilinear", antialias=True)
-        low = coarse.encode(small).flatten(1)
+        grid = coarse.encode(small)
+        low = grid.flatten(1)
         cells = torch.from_numpy(np.random.default_rng(first).permuted(np.tile(np.arange(low.shape[1]), (len(low), 1)), axis=1))
         conditions = {"true": low, "cells shuffled": low.gather(1, cells.to(low.device)), "of another picture": low.roll(1, 0)}
         text = prompts(nets, captions[first : first + CHUNK])
@@ -73,7 +74,7 @@ def rows(session: Session, real: Tensor, captions: list[str]) -> dict[str, Tenso
             ids = sample(generator, text, seeds, session.config.sample.superres, low=condition).unflatten(1, generator.grid)
             found.setdefault(f"coarse tokens: {name}", []).append(fine.decode(ids).clamp(-1, 1).cpu())
         found.setdefault("fine tokenizer", []).append(fine.decode(fine.encode(part)).clamp(-1, 1).cpu())
-        enlarged = F.interpolate(coarse.decode(low), size=part.shape[-2:], mode="bilinear")
+        enlarged = F.interpolate(coarse.decode(grid), size=part.shape[-2:], mode="bilinear")
         found.setdefault("coarse tokenizer, enlarged", []).append(enlarged.clamp(-1, 1).cpu())
     return {name: torch.cat(parts) for name, parts in found.items()}
 
