@@ -46,10 +46,10 @@ def export_run(run: Path | str, out: Path | str, checkpoint: str = "latest") -> 
 def without_places(value: Any) -> Any:
     """A config whose absolute paths are names: where they lay is of no use elsewhere, and nobody else's business."""
     if isinstance(value, dict):
-        return {key: without_places(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [without_places(item) for item in value]
-    return Path(value).name if isinstance(value, str) and value.startswith("/") else value
+        places = ("path", "tokenizer", "extractor", "inception")  # the second under needs
+        found = {key: isinstance(item, str) and key in places and Path(item).is_absolute() for key, item in value.items()}
+        return {key: Path(item).name if found[key] else without_places(item) for key, item in value.items()}
+    return [without_places(item) for item in value] if isinstance(value, list) else value
 
 
 def travelling(config: Any) -> dict[str, Any]:

@@ -225,9 +225,12 @@ def test_what_cannot_be_read_is_named_and_left_out(shapes: Path, tmp_path: Path)
     bad = sorted(data.glob("*.png"))[4::9]
     for picture in bad:
         picture.write_bytes(b"no picture")
-    feed = feed_of(data, tmp_path / "cache", said)
+    feed = feed_of(data, tmp_path / "cache", said, corrupt_budget=0.5)
     cache = TokenCache(write_tokens(feed, plan_of(feed), encode))
     assert list(cache.faults) == [picture.stem for picture in bad]
+    strict = replace(feed, config=feed.config.model_copy(update={"corrupt_budget": 0.05}))
+    with pytest.raises(UserError, match=r"2 of 20 samples cannot be read, more than data\.corrupt_budget=0\.05 allows"):
+        TokenLoader(strict, cache, NoTextReader())
     for picture in bad:
         assert sum(f"{picture.stem} is left out: " in line and "not an image" in line for line in said) == 1
     loader = TokenLoader(feed, cache, NoTextReader())

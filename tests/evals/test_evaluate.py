@@ -220,7 +220,7 @@ def test_other_data_use_the_validation_split(folder: Path, tmp_path: Path) -> No
 
 
 def test_wrong_material_is_the_users_error(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="give the same one"):
+    with pytest.raises(UserError, match=r"--set data\.path=PATH"):
         load_material(DataConfig(), most_train=1, most_held_out=1, seed=0)
     shutil.copytree(folder / "heldout", tmp_path / "photos")
     with pytest.raises(UserError, match="validation split is empty"):

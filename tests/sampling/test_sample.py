@@ -193,7 +193,6 @@ def test_base_alone_draws_while_superres_is_still_untrained(pictures: Path, gene
         ({"image": "x.png", "outpaint": {"left": 0.5, "right": 0.45}}, "leaves less than a tenth"),
         ({"options": {"stepps": 3}}, r"stepps .*unknown key; did you mean 'steps'"),
         ({"options": {"steps": 0}}, "steps"),
-        ({"options": {"order": "critic", "remask": 0.1}}, "order critic takes tokens back by itself"),
         ({"image": "nowhere.png"}, "nowhere.png: no such file"),
     ],
     ids=str,
