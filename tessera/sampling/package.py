@@ -54,9 +54,9 @@ def without_places(value: Any) -> Any:
 
 def travelling(config: Any) -> dict[str, Any]:
     """A config as an export holds it."""
-    values: dict[str, Any] = without_places(config.model_dump(mode="json"))
-    if config.text.kind in ("t5", "clip", "precomputed"):
-        values["text"]["path"] = config.text.path  # the model would not be found without
+    whole = config.model_dump(mode="json")
+    values: dict[str, Any] = without_places(whole)
+    values["text"] = whole["text"]  # a text model would not be found without its place
     values["data"]["path"] = None
     return values
 
