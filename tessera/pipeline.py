@@ -20,7 +20,7 @@ from tessera.contracts import Stage, Train
 from tessera.data.sources import Source, StoredImages
 from tessera.engine.checkpoint import newest_valid, point_back, read_json, restore, sweep
 from tessera.engine.dist import World, join, leave
-from tessera.engine.loop import Fit, Job
+from tessera.engine.loop import Fit, Job, Stopped
 from tessera.engine.lost import lost_rank
 from tessera.engine.run import lock, never_started, new_run, write_config, write_environment
 from tessera.engine.signals import StopFlag
@@ -306,7 +306,7 @@ def train_stage(folder: Path, config: Any, train: Train, source: Source, world: 
         if turn.start >= train.steps:
             journal.say(f"{train.name}: turn {turn.name} starts at step {turn.start}, so in {train.steps} steps it never trains")
     feed = make_feed(config, train, source, world, folder / "cache", stage.needs, journal)
-    loader = make_loader(train, given, feed)
+    loader = make_loader(train, given, replace(feed, check=partial(leave_on_signal, world, stop, state.step)))
     job = Job(
         train.name, stage, loader, train.steps, train.batch_size, home, config.engine, facts, resumed,
         num_samples=len(loader.train), corrupt_budget=config.data.corrupt_budget,
@@ -314,6 +314,12 @@ def train_stage(folder: Path, config: Any, train: Train, source: Source, world: 
     if not len(loader.held_out):
         journal.say(f"{train.name}: no sample falls into the validation split, so there is no validation and no best")
     Fit(job, state, world, journal, stop).run()
+
+
+def leave_on_signal(world: World, stop: StopFlag, step: int) -> None:
+    """While caches are made: what is written stays. Several ranks finish first, because not all may have heard it."""
+    if stop.signal is not None and world.size == 1:
+        raise Stopped(stop.signal, step)
 
 
 def _resume_state(

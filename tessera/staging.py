@@ -62,6 +62,8 @@ def config_of(origin: str) -> Any:
     """The config with which a stage elsewhere was trained, for one that is taken over from there."""
     path = Path(origin)
     folder = path.parent
+    if (path / "config.yaml").is_file() or (path / "config.json").is_file():
+        raise UserError(f"{origin} is a run or an export; name a stage of it, such as {path / 'tokenizer'}")
     if (folder / "config.json").is_file():
         stored = open_stored(folder)
         found = stored.stages.get(path.name)

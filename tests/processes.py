@@ -43,7 +43,7 @@ TINY = {
     "text.width": "16",
     "text.depth": "1",
     "text.heads": "2",
-    "base.model": "{width: 16, depth: 1, heads: 2}",
+    "base.model": "{width: 16, depth: 1, heads: 2, dropout: 0}",
     "base.batch_size": "8",
     "base.steps": "2",  # what a resumed run does after its tokenizer
     "data.resolution": "16",

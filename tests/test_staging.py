@@ -171,7 +171,7 @@ def test_an_export_of_such_a_run_stands_alone(generated: Path, pictures: Path, t
     [
         ("nowhere/tokenizer", "nowhere is no run folder"),
         ("{run}/tokeniser", r"tokeniser is no trained stage; expected RUN/STAGE, such as runs/muse-001/tokenizer"),
-        ("{run}", "is no run folder"),
+        ("{run}", "name a stage of it"),
         ("{empty}/tokenizer", "no checkpoint in .* is intact: there is none"),
     ],
 )
@@ -236,3 +236,8 @@ def test_a_lost_stage_is_trained_again_alike(run: Path, generated: Path) -> None
     torch.manual_seed(7)
     pipeline.resume(run)
     assert weights(run, "base") == weights(generated, "base")
+
+
+def test_a_run_without_its_stage_is_told(generated: Path, pictures: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="name a stage of it, such as"):
+        pipeline.train(small_config(pictures, base__needs__tokenizer=generated), run=tmp_path / "run")

@@ -57,6 +57,7 @@ class Feed:
     say: Callable[[str], None] = print  # one line for the user
     show: Callable[[str], None] = print  # one line of progress, which the next may replace
     wait: Callable[[], None] = lambda: None  # until every rank is here
+    check: Callable[[], None] = lambda: None  # raises where a signal asked to stop
 
 
 class Readable(Protocol):

@@ -145,6 +145,7 @@ def encode_shards(
     faults: dict[str, str] = {}
     try:
         for (shard, samples), viewed in zip(batches, stream, strict=True):
+            feed.check()
             pictures = torch.from_numpy(np.concatenate([item.pictures for item in viewed])).to(feed.device)
             ids = encode(pictures.permute(0, 3, 1, 2).float().div(127.5).sub(1)).cpu().numpy()
             made.append(ids.reshape(len(viewed), plan.views, *ids.shape[1:]))

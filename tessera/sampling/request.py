@@ -50,8 +50,11 @@ def make_request(
     if mask is not None and outpaint:
         raise UserError("mask and outpaint both say where something new is drawn; give one of them")
     layers = [layer_of(options, "the run's sample section"), *(Layer.of(dict(change), "sample") for change in changes)]
+    decided: Any = build(type(options), layers)
+    if negative is not None and decided.guidance == 1:
+        raise UserError("guidance pushes away from a negative prompt, and guidance 1 is none; raise it, or leave the prompt out")
     return Request(
-        prompts=tuple(prompts), options=build(type(options), layers), n=n, seed=seed, negative=negative, image=image, mask=mask,
+        prompts=tuple(prompts), options=decided, n=n, seed=seed, negative=negative, image=image, mask=mask,
         outpaint=checked_sides(outpaint or {}),
     )  # fmt: skip
 

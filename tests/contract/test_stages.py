@@ -68,7 +68,7 @@ SMALL = {
         quiet=(
             "tokenizer.critic=null",
             "tokenizer.model={widths: [16, 16], blocks: [1, 1]}",
-            "base.model={width: 32, depth: 2, heads: 2}",
+            "base.model={width: 32, depth: 2, heads: 2, dropout: 0}",
             "base.loss={label_smoothing: 0, text_dropout_prob: 0}",
             "superres.loss={label_smoothing: 0, text_dropout_prob: 0, low_noise: 0}",
         ),

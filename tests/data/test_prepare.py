@@ -240,6 +240,20 @@ def test_what_cannot_be_read_is_named_and_left_out(shapes: Path, tmp_path: Path)
     assert not {key for step in steps for batch in step for key in batch.keys} & set(cache.faults)
 
 
+def test_work_on_a_cache_may_be_stopped_and_goes_on(shapes: Path, tmp_path: Path) -> None:
+    class Enough(Exception):
+        pass
+
+    def leave() -> None:
+        raise Enough
+
+    feed = feed_of(shapes, tmp_path / "cache", [])
+    with pytest.raises(Enough):
+        write_tokens(replace(feed, check=leave), plan_of(feed), encode)
+    assert not list((tmp_path / "cache").rglob("manifest.json"))
+    assert TokenCache(write_tokens(feed, plan_of(feed), encode)).num_samples == len(feed.source)
+
+
 # ---- batches
 
 

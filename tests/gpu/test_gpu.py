@@ -32,7 +32,7 @@ SMALL = [
     "tokenizer.critic.warmup_steps=2",
     "text={kind: bytes, length: 32, width: 32, depth: 1, heads: 2}",
     "base.batch_size=8",
-    "base.model={width: 32, depth: 2, heads: 2}",
+    "base.model={width: 32, depth: 2, heads: 2, dropout: 0}",
     "engine.log_every_steps=1",
     "engine.device=cuda",
 ]

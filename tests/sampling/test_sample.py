@@ -74,6 +74,11 @@ def test_runs_and_other_sessions_draw_the_same(session: Session, generated: Path
     assert pixels(again.sample("a", 2)) == pixels(session.sample("a", 2))
 
 
+def test_a_negative_prompt_needs_guidance(session: Session) -> None:
+    with pytest.raises(UserError, match="guidance 1 is none"):
+        session.sample("a red circle", negative="blue", options={"guidance": 1.0})
+
+
 def test_a_negative_prompt_is_another_branch(session: Session) -> None:
     strong = {"guidance": 60.0, "guidance_ramp": False, "temperature": 0.0}
     plain, empty, other = (

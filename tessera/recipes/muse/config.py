@@ -36,6 +36,10 @@ class BaseConfig(MaskedStageConfig):
 class SuperresConfig(MaskedStageConfig):
     """Training of the second generator, which draws a finer grid from a coarse one."""
 
+    model: MaskedConfig = MaskedConfig(width=256, depth=6, heads=4)
+    """The transformer."""
+    batch_size: int = Field(64, ge=1)
+    """Samples per update, over all ranks; a finer grid takes more memory."""
     resolution: int = Field(128, ge=16)
     """Height and width of its pictures in pixels."""
     needs: NeedsConfig = NeedsConfig()
