@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tessera
-from tessera.batches import to_uint8
+from tessera.batches import from_uint8, to_uint8
 from tessera.config import UserError
 from tessera.data.synth.shapes_oracle import oracle_accuracy
 from tessera.evals.material import Material, load_material
@@ -39,7 +39,7 @@ def main() -> None:
     data = session.config.data.model_copy(update={"resolution": session.resolution})
     material = load_material(data, most_train=1, most_held_out=arguments.n, seed=0)
     captions = [caption or "" for caption in material.held_out.captions]
-    real = torch.from_numpy(material.held_out.pictures).permute(0, 3, 1, 2).float().div(127.5).sub(1)
+    real = from_uint8(torch.from_numpy(material.held_out.pictures).permute(0, 3, 1, 2))
     for name, drawn in rows(session, real, captions).items():
         print(f"{name:<28} PSNR {psnr(drawn, real).mean():.2f} dB{told(material, drawn, captions)}", flush=True)
 

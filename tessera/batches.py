@@ -6,7 +6,7 @@ of the bytes cross the bus. Axis letters: b batch, c channels, h w picture.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
@@ -51,7 +51,7 @@ class ImageBatch:
         """Moves without waiting and turns uint8 into [-1, 1]."""
         images = self.images.to(device, non_blocking=True)
         if images.dtype == torch.uint8:
-            images = images.float().div_(127.5).sub_(1)
+            images = from_uint8(images)
         return replace(self, images=images, valid=self.valid.to(device, non_blocking=True))
 
     def pin_memory(self) -> ImageBatch:
@@ -100,6 +100,11 @@ class TextStates:
     mask: Tensor  # b m bool: which states belong to the caption; none of an empty one
     pooled: Tensor  # b c; 0 of an empty one
 
+    @classmethod
+    def none(cls, num: int, width: int) -> TextStates:
+        """No captions: one state each that nothing sees."""
+        return cls(torch.zeros(num, 1, width), torch.zeros(num, 1, dtype=torch.bool), torch.zeros(num, width))
+
     def without(self, dropped: Tensor) -> TextStates:
         """The same with some captions (b bool) taken away, as if they were empty."""
         return replace(self, mask=self.mask & ~dropped[:, None], pooled=self.pooled * ~dropped[:, None])
@@ -139,6 +144,15 @@ class TokenBatch:
         return replace(self, ids=self.ids.pin_memory(), low=low, text=self.text.pin_memory(), valid=self.valid.pin_memory())
 
 
+ReadText = Callable[[Sequence[str | None], Sequence[str]], Text | TextStates]
+"""Captions and sample keys of a batch -> what its `text` is. Runs in the loader's processes, so it must be picklable."""
+
+
+def from_uint8(images: Tensor) -> Tensor:
+    """Bytes to floats in [-1, 1]: the way in."""
+    return images.float().div_(127.5).sub_(1)
+
+
 def to_uint8(images: Tensor) -> Tensor:
-    """[-1, 1] floats to bytes, clamped and rounded: the way out, as `ImageBatch.to` is the way in."""
+    """[-1, 1] floats to bytes, clamped and rounded: the way out."""
     return images.float().clamp(-1, 1).add(1).mul(127.5).round().to(torch.uint8)

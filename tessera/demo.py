@@ -12,6 +12,7 @@ import numpy as np
 from tessera.data.sources import ImageFolder
 from tessera.data.synth.shapes import write_shapes
 from tessera.data.synth.shapes_oracle import oracle_accuracy, score
+from tessera.files import free_folder
 from tessera.media.images import Pixels, write_png
 from tessera.media.pages import Figure, page
 from tessera.media.sheets import sheet
@@ -44,9 +45,7 @@ def run_demo(out: Path, steps: int | None = None) -> DemoResult:
         write_shapes(
             data, NUM_PICTURES, SEED, image_size=32, max_shapes=1, num_shapes=3, num_colours=4, num_places=4, sizes=False
         )
-    number = 1
-    while (run := out / f"run-{number:03d}").exists():
-        number += 1
+    run = free_folder(out, "run-")
     train(resolve("muse", preset="tiny", data=str(data), steps=steps), run=run)
     return show(data, run, started)
 

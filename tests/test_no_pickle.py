@@ -18,7 +18,7 @@ import tessera
 from tessera import pipeline
 from tessera.cli import main
 from tessera.data.synth.shapes import write_shapes
-from tessera.engine.checkpoint import digest
+from tessera.files import digest
 from tessera.sampling.package import export_run
 
 ROOT = Path(tessera.__file__).parent

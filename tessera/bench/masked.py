@@ -27,7 +27,7 @@ from tessera.generators.masked.replay import GraphedSampler
 from tessera.generators.masked.sample import MaskedSampleConfig
 from tessera.generators.masked.stage import MaskedStageConfig, build_nets, build_stage
 from tessera.nn.attention import Attention
-from tessera.recipes.muse.drawing import full_precision
+from tessera.recipes.precision import full_precision
 from tessera.tokenizers.image.model import ImageTokenizer
 
 WORDS = {

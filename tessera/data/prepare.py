@@ -26,10 +26,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from tessera.batches import from_uint8
 from tessera.config import DataConfig, UserError
 from tessera.data.captions import names_side
 from tessera.data.loader import Feed, end_workers, frame, make_dataloader
 from tessera.data.sources import Source, StoredImages, captions_of
+from tessera.files import sync_folder, write_json
 from tessera.media.images import UnreadableImage
 from tessera.randomness import mix, mix_text
 
@@ -147,7 +149,7 @@ def encode_shards(
         for (shard, samples), viewed in zip(batches, stream, strict=True):
             feed.check()
             pictures = torch.from_numpy(np.concatenate([item.pictures for item in viewed])).to(feed.device)
-            ids = encode(pictures.permute(0, 3, 1, 2).float().div(127.5).sub(1)).cpu().numpy()
+            ids = encode(from_uint8(pictures.permute(0, 3, 1, 2))).cpu().numpy()
             made.append(ids.reshape(len(viewed), plan.views, *ids.shape[1:]))
             faults |= {item.key: item.fault for item in viewed if item.fault}
             if samples.stop == shard_samples(shard, len(feed.source)).stop:
@@ -188,7 +190,7 @@ def write_shard(folder: Path, shard: int, ids: Ids, faults: dict[str, str]) -> N
     """Faults first: where the ids are, both are."""
     path = shard_path(folder, shard)
     temporary = path.with_suffix(f".tmp-{os.getpid()}")
-    path.with_suffix(".json").write_text(json.dumps(faults), encoding="utf8")
+    write_json(path.with_suffix(".json"), faults)
     with temporary.open("wb") as file:
         np.save(file, ids)
         file.flush()
@@ -207,8 +209,9 @@ def finish(folder: Path, plan: TokenPlan, num_samples: int) -> dict[str, str]:
         "views": plan.views, "num_samples": num_samples, "grid": grid, "faults": faults,
     }  # fmt: skip
     temporary = folder / f"manifest.tmp-{os.getpid()}"
-    temporary.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf8")
+    write_json(temporary, facts)
     os.replace(temporary, folder / "manifest.json")
+    sync_folder(folder)
     return faults
 
 

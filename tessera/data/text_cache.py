@@ -22,6 +22,8 @@ import torch
 
 from tessera.batches import TextStates
 from tessera.config import UserError
+from tessera.files import sync_folder, write_json
+from tessera.randomness import mix_text
 
 FORMAT = 1
 CHUNK = 256  # captions encoded at a time, so that the states of a large encoder fit into memory
@@ -50,13 +52,13 @@ def write_text_states(folder: Path, captions: Iterable[str | None], encode: Enco
         facts = _write_states(temporary, [distinct[int(number)] for number in hashes], encode)
         _save(temporary / "captions.npy", hashes)
         sizes = {name: (temporary / name).stat().st_size for name in FILES}
-        _write_json(temporary / "manifest.json", {"format": FORMAT, "fingerprint": fingerprint, **facts, "bytes": sizes})
-        _sync(temporary)
+        write_json(temporary / "manifest.json", {"format": FORMAT, "fingerprint": fingerprint, **facts, "bytes": sizes})
+        sync_folder(temporary)
         os.rename(temporary, final)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    _sync(folder)
+    sync_folder(folder)
     return final
 
 
@@ -69,15 +71,10 @@ def is_whole(path: Path) -> bool:
         return False
 
 
-def hash_caption(caption: str) -> int:
-    """64 bits of its content. Two of ten million captions share them once in 370,000 data sets; then writing stops."""
-    return int.from_bytes(hashlib.blake2b(caption.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
-
-
 def _distinct(captions: Iterable[str | None]) -> dict[int, str]:
     found: dict[int, str] = {}
     for caption in captions:
-        if caption and found.setdefault(number := hash_caption(caption), caption) != caption:
+        if caption and found.setdefault(number := mix_text(caption), caption) != caption:
             raise UserError(f"the captions {caption!r} and {found[number]!r} have the same hash; change a letter of one of them")
     return found
 
@@ -125,22 +122,6 @@ def _save(path: Path, array: npt.NDArray[Any]) -> None:
         os.fsync(file.fileno())
 
 
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    with path.open("w", encoding="utf8") as file:
-        file.write(json.dumps(value, indent=1, sort_keys=True) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    """Makes names durable, not only contents."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 @dataclass(frozen=True, slots=True)
 class _Opened:
     """A cache's arrays, mapped."""
@@ -179,7 +160,7 @@ class CachedText:
         return self._opened.width
 
     def _find(self, caption: str) -> int:
-        number = np.uint64(hash_caption(caption))
+        number = np.uint64(mix_text(caption))
         place = int(np.searchsorted(self._opened.captions, number))
         if place == len(self._opened.captions) or self._opened.captions[place] != number:
             raise UserError(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
 
-from tessera.batches import Text, TextStates, TokenBatch
+from tessera.batches import ReadText, TokenBatch
 from tessera.config import UserError
 from tessera.data.draws import drawn_caption
 from tessera.data.loader import Feed, SampleLoader, Samples
@@ -17,8 +17,6 @@ from tessera.data.order import Indices
 from tessera.data.prepare import Ids, TokenCache
 from tessera.data.sources import Source, captions_of, split_indices
 from tessera.randomness import mix
-
-ReadText = Callable[[Sequence[str | None], Sequence[str]], Text | TextStates]  # captions and keys -> what an encoder takes
 
 
 @dataclass(frozen=True, slots=True)

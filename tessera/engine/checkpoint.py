@@ -6,7 +6,6 @@ pickled. Equal state gives equal bytes: no time, path or run name is inside.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -24,6 +23,7 @@ from tessera.config import UserError
 from tessera.engine.optim import named_state, restore_state
 from tessera.engine.shard import cut_like, whole
 from tessera.engine.state import TrainState
+from tessera.files import digest, sync_folder, write_json, write_text
 
 FORMAT = 1
 FILES = ("model.safetensors", "ema.safetensors", "optimizer.safetensors", "state.json")
@@ -273,11 +273,6 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise UserError(f"{path} cannot be read as safetensors: {error}") from None
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Sorted, indented, ends in a newline."""
-    write_text(path, json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object."""
     try:
@@ -287,29 +282,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{path} holds {type(value).__name__}, expected a JSON object")
     return value
-
-
-def write_text(path: Path, text: str) -> None:
-    """Written and flushed to the disk; of a file name that is not Unicode, which JSON may quote, the odd bytes as escapes."""
-    with path.open("w", encoding="utf8", errors="backslashreplace") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def digest(path: Path) -> str:
-    """sha256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def sync_folder(path: Path) -> None:
-    """Makes names durable, not only contents."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _discard(path: Path) -> None:

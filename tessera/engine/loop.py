@@ -20,7 +20,7 @@ import torch
 from tessera.batches import Batch
 from tessera.config import EngineConfig, UserError
 from tessera.contracts import Context, Loader, Preview, Stage
-from tessera.engine.checkpoint import list_checkpoints, point, prune, save_checkpoint, step_name, write_json
+from tessera.engine.checkpoint import list_checkpoints, point, prune, save_checkpoint, step_name
 from tessera.engine.clock import Clock
 from tessera.engine.dist import World
 from tessera.engine.retention import needed_elsewhere
@@ -30,6 +30,7 @@ from tessera.engine.state import TrainState
 from tessera.engine.step import Setting, StepReport, autocast, train_step
 from tessera.engine.track import Journal, Metrics
 from tessera.engine.validate import eval_mode, validate
+from tessera.files import write_json
 
 MOST_NAMED = 20  # unreadable files on the terminal; log.txt has all
 

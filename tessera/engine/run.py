@@ -18,8 +18,9 @@ import numpy
 import torch
 
 from tessera.config import Config, UserError, dump_yaml
-from tessera.engine.checkpoint import read_json, write_json, write_text
+from tessera.engine.checkpoint import read_json
 from tessera.engine.dist import World
+from tessera.files import write_json, write_text
 
 NEVER_STARTED = {".lock", ".launch", ".config.tmp", "env.json", "log.txt"}  # written before config.yaml
 

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tessera.batches import from_uint8
 from tessera.config import EngineConfig, OptimConfig
 from tessera.contracts import Best, LossFunction, Stage, Turn
 from tessera.engine.dist import World
@@ -77,7 +78,7 @@ def run_net(net: PictureNet, pictures: Pictures) -> npt.NDArray[np.float32]:
     """n h w c uint8 -> n width, on the net's device, in chunks."""
     device = net.out.weight.device
     small = shrink(pictures, net.side)
-    parts = [net(chunk.to(device).float().div_(127.5).sub_(1)).float().cpu() for chunk in small.split(_CHUNK)]
+    parts = [net(from_uint8(chunk.to(device))).float().cpu() for chunk in small.split(_CHUNK)]
     return torch.cat(parts).numpy() if len(pictures) else np.zeros((0, net.width), np.float32)
 
 
@@ -93,7 +94,7 @@ class FitBatch:
 
     def to(self, device: torch.device) -> FitBatch:
         """Moves, and turns uint8 into [-1, 1]."""
-        images = self.images.to(device).float().div_(127.5).sub_(1)
+        images = from_uint8(self.images.to(device))
         return replace(self, images=images, targets=self.targets.to(device))
 
     def pin_memory(self) -> FitBatch:

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 
 from tessera.config import EngineConfig, EvaluateConfig, Layer, UserError, build, layer_of, parse_sets
-from tessera.engine.checkpoint import digest
 from tessera.engine.dist import World, join, leave
 from tessera.evals.evaluate import Evaluation, Subject, evaluate, write_evaluation
 from tessera.evals.features import Extractor, inception_extractor
 from tessera.evals.material import Material, load_material
 from tessera.evals.nets import Pictures
+from tessera.files import digest, free_folder
 from tessera.sampling.request import make_request
 from tessera.sampling.session import Session, load
 
@@ -38,7 +38,7 @@ def evaluate_run(
     subject = subject_of(session, root.sample, material)
     world = ranks or World(0, 1, session.device)
     evaluation = evaluate(subject, material, config, world=world, extractor=given_extractor(config, session.device))
-    folder = next_folder(Path(run))
+    folder = free_folder(Path(run), "evaluation-")
     if world.main:
         write_evaluation(evaluation, folder)
     leave()
@@ -80,11 +80,3 @@ def given_extractor(config: EvaluateConfig, device: torch.device) -> Extractor |
     except (RuntimeError, ValueError) as error:
         raise UserError(f"evaluate.inception: {path} cannot be read as TorchScript: {str(error).splitlines()[0]}") from None
     return inception_extractor(module, digest(path))
-
-
-def next_folder(run: Path) -> Path:
-    """`RUN/evaluation-001`, or the next free number: nothing is overwritten."""
-    number = 1
-    while (folder := run / f"evaluation-{number:03d}").exists():
-        number += 1
-    return folder

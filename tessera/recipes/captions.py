@@ -7,13 +7,12 @@ from pathlib import Path
 
 import torch
 
-from tessera.batches import Text, TextStates
+from tessera.batches import ReadText, Text, TextStates
 from tessera.contracts import Nets
 from tessera.data.loader import Feed
 from tessera.data.sources import captions_of
 from tessera.data.text_cache import CachedText, write_text_states
 from tessera.data.text_files import PrecomputedText
-from tessera.data.tokens import ReadText
 from tessera.text.encoders import FrozenEncoder, PrecomputedTextConfig, TextConfig, is_frozen, load_frozen, reader, text_width
 
 

@@ -68,11 +68,3 @@ def refuse_existing(out: Path, names: Sequence[str]) -> None:
         raise UserError(
             f"{out} already holds {there[0]}{f' and {len(there) - 1} more' if len(there) > 1 else ''}; name another --out"
         )
-
-
-def next_folder(run: Path) -> Path:
-    """`RUN/drawn/001`, or the next free number: where samples go when no --out is named."""
-    number = 1
-    while (run / "drawn" / f"{number:03d}").exists():
-        number += 1
-    return run / "drawn" / f"{number:03d}"

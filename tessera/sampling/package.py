@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from tessera.config import UserError
-from tessera.engine.checkpoint import digest, sync_folder, write_json, write_tensors, write_text
+from tessera.engine.checkpoint import write_tensors
+from tessera.files import digest, sync_folder, write_json, write_text
 from tessera.sampling.card import Evidence, describe_model, gather_evidence, write_card
 from tessera.sampling.stored import EXPORT_FORMAT, Stored, build_nets, open_run, our_version
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tessera.config import UserError, parse_sets
-from tessera.sampling.export import Written, next_folder, refuse_existing, sample_names, write_samples
+from tessera.files import free_folder
+from tessera.sampling.export import Written, refuse_existing, sample_names, write_samples
 from tessera.sampling.request import Request, make_request, read_prompts, read_request
 from tessera.sampling.session import Session, load
 from tessera.sampling.stored import our_version
@@ -22,7 +23,7 @@ def draw_to_files(
     section, the request's file, flags, --set sample.KEY=VALUE."""
     session = load(run, checkpoint=checkpoint)
     request = read_call(session, prompts, prompts_file, request_file, named, {**flags, **sample_values(sets)})
-    folder = out or next_folder(run)
+    folder = out or free_folder(run / "drawn")
     refuse_existing(folder, [f"{name}{suffix}" for name in sample_names(request) for suffix in (".png", ".json")])
     return write_samples(folder, request, session.serve(request), made_by(session)), folder
 

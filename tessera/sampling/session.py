@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,10 +12,11 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from tessera.batches import to_uint8
+from tessera.batches import from_uint8, to_uint8
 from tessera.config import UserError
 from tessera.contracts import Chunk, Draw, Recipe, Tokenizer
 from tessera.media.images import Pixels, UnreadableImage, fit, read_image, to_array
+from tessera.recipes.precision import full_precision
 from tessera.sampling.request import Request, make_request
 from tessera.sampling.stored import Stored, build_nets, open_stored
 
@@ -125,7 +125,7 @@ class Session:
         made = []
         with full_precision(self.device):
             for chunk in torch.from_numpy(pixels).permute(0, 3, 1, 2).split(CHUNK):
-                made.append(to_uint8(tokenizer.decode(tokenizer.encode(chunk.to(self.device).float().div(127.5).sub(1)))).cpu())
+                made.append(to_uint8(tokenizer.decode(tokenizer.encode(from_uint8(chunk.to(self.device))))).cpu())
         return torch.cat(made).permute(0, 2, 3, 1).numpy()
 
     def start_of(self, request: Request) -> tuple[Tensor, Tensor | None] | None:
@@ -158,7 +158,7 @@ class Session:
             raise UserError("no picture given; encode and reconstruct take one or more: files, PIL images or uint8 arrays")
         pixels = torch.from_numpy(np.stack(prepared)).permute(0, 3, 1, 2)
         with full_precision(self.device):
-            chunks = [tokenizer.encode(chunk.to(self.device).float().div(127.5).sub(1)).cpu() for chunk in pixels.split(CHUNK)]
+            chunks = [tokenizer.encode(from_uint8(chunk.to(self.device))).cpu() for chunk in pixels.split(CHUNK)]
         return torch.cat(chunks)
 
     @torch.no_grad()
@@ -226,11 +226,6 @@ def checked_pixels(array: Any) -> Pixels:
 def to_picture(array: Pixels) -> Image.Image:
     """uint8 height x width (x 1, 3 or 4) as grey, RGB or RGBA."""
     return Image.fromarray(array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array)
-
-
-def full_precision(device: torch.device) -> AbstractContextManager[None]:
-    """cuDNN rounds products to 10 bits by default, which tips ids; the CPU does not."""
-    return torch.backends.cudnn.flags(allow_tf32=False) if device.type == "cuda" else nullcontext()
 
 
 def pick_device(name: str | torch.device) -> torch.device:

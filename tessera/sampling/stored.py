@@ -17,7 +17,6 @@ from tessera.config import Layer, UserError, build, nearest, read_yaml
 from tessera.contracts import Recipe, Train
 from tessera.engine.checkpoint import (
     by_net,
-    digest,
     faults,
     hashes_of,
     list_checkpoints,
@@ -29,7 +28,8 @@ from tessera.engine.checkpoint import (
     read_weights,
     step_name,
     weights_hash,
-)  # fmt: skip
+)
+from tessera.files import digest
 from tessera.recipes import find_recipe
 
 EXPORT_FORMAT = 1

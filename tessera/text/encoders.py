@@ -7,15 +7,14 @@ of time, into a cache. Or the user brings the states, a file for each sample (`p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeGuard
 
-import torch
 from pydantic import Field
 from torch import nn
 
-from tessera.batches import Text, TextStates
+from tessera.batches import ReadText, Text, TextStates
 from tessera.config import Config, UserError
 from tessera.text.bytes import ByteEncoder, ByteTextConfig, read_bytes
 from tessera.text.classes import ClassEncoder, ClassReader, ClassTextConfig, settle_classes
@@ -32,7 +31,7 @@ from tessera.text.precomputed import PrecomputedTextConfig, settle_precomputed
 
 __all__ = [
     "ByteReader", "ByteTextConfig", "ClassReader", "ClassTextConfig", "FrozenEncoder", "FrozenTextConfig", "MiniLMTextConfig",
-    "NoTextConfig", "NoTextReader", "PrecomputedTextConfig", "TextConfig", "TextReader", "TransformersTextConfig",
+    "NoTextConfig", "NoTextReader", "PrecomputedTextConfig", "TextConfig", "TransformersTextConfig",
     "build_encoder", "is_frozen", "load_frozen", "reader", "settle", "text_width",
 ]  # fmt: skip
 
@@ -50,8 +49,6 @@ TextConfig = Annotated[
     ByteTextConfig | MiniLMTextConfig | TransformersTextConfig | PrecomputedTextConfig | ClassTextConfig | NoTextConfig,
     Field(discriminator="kind"),
 ]
-TextReader = Callable[[Sequence[str | None], Sequence[str]], Text | TextStates]
-"""Captions and sample keys of a batch -> what its `text` is. Runs in the loader's processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +66,7 @@ class NoTextReader:
     """Captions -> one state that is masked out. Picklable."""
 
     def __call__(self, captions: Sequence[str | None], keys: Sequence[str]) -> TextStates:
-        count = len(captions)
-        mask = torch.zeros(count, 1, dtype=torch.bool)
-        return TextStates(torch.zeros(count, 1, NO_TEXT_WIDTH), mask, torch.zeros(count, NO_TEXT_WIDTH))
+        return TextStates.none(len(captions), NO_TEXT_WIDTH)
 
 
 def is_frozen(config: TextConfig) -> TypeGuard[FrozenTextConfig]:
@@ -115,7 +110,7 @@ def build_encoder(config: TextConfig) -> nn.Module | None:
     return None
 
 
-def reader(config: TextConfig) -> TextReader:
+def reader(config: TextConfig) -> ReadText:
     """What reads captions where no model is needed. Frozen and precomputed states have their own, in `data.text_cache`."""
     if isinstance(config, ByteTextConfig):
         return ByteReader(config.length)

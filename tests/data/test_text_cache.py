@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader
 
 from tessera.batches import TextStates
 from tessera.config import UserError
-from tessera.data.text_cache import CachedText, hash_caption, is_whole, write_text_states
+from tessera.data.text_cache import CachedText, is_whole, write_text_states
+from tessera.randomness import mix_text
 
 LENGTH, WIDTH = 6, 8
 
@@ -33,7 +34,7 @@ class Encoder:
         states, mask = torch.zeros(len(captions), LENGTH, WIDTH), torch.zeros(len(captions), LENGTH, dtype=torch.bool)
         for row, caption in enumerate(captions):
             for place, word in enumerate((caption or "").split()[:LENGTH]):
-                noise = torch.Generator().manual_seed(hash_caption(word) % 2**31)
+                noise = torch.Generator().manual_seed(mix_text(word) % 2**31)
                 states[row, place], mask[row, place] = torch.randn(WIDTH, generator=noise), True
         return TextStates(states, mask, states.sum(1) / mask.sum(1, keepdim=True).clamp(min=1))
 

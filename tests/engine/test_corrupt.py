@@ -13,9 +13,10 @@ import pytest
 from toys import Points, Stream, differing, fit, gan, placed, points, snapshot
 
 from tessera.config import UserError
-from tessera.engine.checkpoint import list_checkpoints, read_json, restore, save_checkpoint, write_json
+from tessera.engine.checkpoint import list_checkpoints, read_json, restore, save_checkpoint
 from tessera.engine.loop import Fit
 from tessera.engine.track import Journal, read_metrics
+from tessera.files import write_json
 
 QUIET = {"log_every_steps": 1000, "save_every_steps": 1000, "validate_every_steps": 1000, "preview_every_steps": 1000}
 

@@ -17,7 +17,6 @@ from toys import cut, differing, fit, gan, placed, points, setting, snapshot
 from tessera.config import UserError
 from tessera.engine.checkpoint import (
     FILES,
-    digest,
     faults,
     list_checkpoints,
     newest_valid,
@@ -27,6 +26,7 @@ from tessera.engine.checkpoint import (
     save_checkpoint,
 )
 from tessera.engine.step import train_step
+from tessera.files import digest
 
 EVERY = (*FILES, "manifest.json")
 

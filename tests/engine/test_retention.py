@@ -11,8 +11,9 @@ from toys import fit, gan, placed
 
 from tessera.config import UserError
 from tessera.engine import loop
-from tessera.engine.checkpoint import FILES, digest, list_checkpoints, point, prune, step_name
+from tessera.engine.checkpoint import FILES, list_checkpoints, point, prune, step_name
 from tessera.engine.retention import hashes_of, needed_elsewhere
+from tessera.files import digest
 
 OFTEN = {"save_every_steps": 1, "validate_every_steps": 1000, "preview_every_steps": 1000}
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tessera.batches import TextStates, TokenBatch
 from tessera.generators.masked.critic import CriticNet
-from tessera.generators.masked.model import Low, MaskedConfig, MaskedTransformer, no_text
+from tessera.generators.masked.model import Low, MaskedConfig, MaskedTransformer
 from tessera.text.bytes import ByteEncoder, ByteTextConfig, read_bytes
 
 GRID, VOCABULARY = (3, 4), 20
@@ -62,7 +62,7 @@ def random_batch(size: int, grid: tuple[int, ...] = GRID, vocabulary: int = VOCA
 
 def wordless(ids: Tensor, width: int, first: int = 0, low: Tensor | None = None) -> TokenBatch:
     """Without captions, as an unconditional generator is trained."""
-    return replace(batch([""] * len(ids), ids, first, low), text=no_text(len(ids), width))
+    return replace(batch([""] * len(ids), ids, first, low), text=TextStates.none(len(ids), width))
 
 
 def random_text(size: int, width: int = 32, length: int = 5, seed: int = 0) -> TextStates:

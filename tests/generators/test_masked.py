@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tessera.batches import TokenBatch
+from tessera.batches import TextStates, TokenBatch
 from tessera.contracts import Context
 from tessera.generators.masked.losses import MaskedLossConfig, MaskedLosses
 from tessera.generators.masked.masking import capacity, gather_hidden, hide, masking_times, num_hidden
-from tessera.generators.masked.model import MaskedConfig, MaskedTransformer, digit_sizes, no_text
+from tessera.generators.masked.model import MaskedConfig, MaskedTransformer, digit_sizes
 from tessera.generators.masked.sample import MaskedSampleConfig, sample
 from tessera.generators.masked.stage import MaskedStageConfig, build_nets, build_stage
 from tessera.text.bytes import ByteEncoder, ByteTextConfig, read_bytes
@@ -160,7 +160,7 @@ def test_an_unconditional_generator_trains_and_samples_without_a_text_net() -> N
     net, losses = stage.nets["generator"], MaskedLosses(MaskedLossConfig(label_smoothing=0.0))
     start, end = fit({"generator": net}, losses, lambda step: wordless(stripes(step, 32), 8, 32 * step), 350)
     assert end < 0.45 * start
-    found = sample(net.eval(), no_text(32, 8), torch.arange(32), MaskedSampleConfig(steps=8, guidance=1.0)).view(32, 3, 4)
+    found = sample(net.eval(), TextStates.none(32, 8), torch.arange(32), MaskedSampleConfig(steps=8, guidance=1.0)).view(32, 3, 4)
     lawful = (found[..., 0] == found[..., 1] + 4) & (found[..., 3] == found[..., 2] + 8)
     assert lawful.float().mean() > 0.8
     assert len(set(found[:, 0, 1].tolist())) == 4

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from tessera.batches import TextStates
 from tessera.generators.masked.drawing import draw, nucleus
-from tessera.generators.masked.model import Low, no_text
+from tessera.generators.masked.model import Low
 from tessera.generators.masked.order import halton_order, lowest, num_revealed
 from tessera.generators.masked.replay import GraphedSampler, cloned, copy_tensors, tensors_of
 from tessera.generators.masked.sample import Drawer, MaskedSampleConfig, Setup, State, implausible, sample
@@ -318,7 +319,8 @@ def test_both_branches_see_the_coarse_tokens() -> None:
 def test_without_text_guidance_changes_nothing() -> None:
     net = generator()
     plain, pulled = (
-        sample(net, no_text(3, 32), torch.arange(3), MaskedSampleConfig(steps=4, guidance=guidance)) for guidance in (1.0, 5.0)
+        sample(net, TextStates.none(3, 32), torch.arange(3), MaskedSampleConfig(steps=4, guidance=guidance))
+        for guidance in (1.0, 5.0)
     )
     assert torch.equal(plain, pulled)
     assert (plain < VOCABULARY).all()
@@ -385,6 +387,6 @@ def test_nothing_waits_for_the_device() -> None:
     net, judge = generator(low=low, recalls=True).to("meta"), critic(low=low).to("meta")
     for order, remask in (("halton", 0.3), ("confidence", 0.0), ("critic", 0.0)):
         config = MaskedSampleConfig(steps=3, order=order, remask=remask, top_p=0.9)
-        text = no_text(2, 32, torch.device("meta"))
+        text = TextStates.none(2, 32).to(torch.device("meta"))
         seeds, below = torch.zeros(2, dtype=torch.long, device="meta"), torch.zeros(2, 4, dtype=torch.long, device="meta")
         assert sample(net, text, seeds, config, low=below, critic=judge).shape == (2, math.prod(GRID))

@@ -16,8 +16,8 @@ from tessera import pipeline
 from tessera.cli import main
 from tessera.config import UserError
 from tessera.contracts import Train
-from tessera.engine.checkpoint import digest
 from tessera.engine.track import read_metrics
+from tessera.files import digest
 from tessera.recipes import RECIPES
 from tessera.sampling import stored
 from tessera.sampling.card import command_text, commands_until

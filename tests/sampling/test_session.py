@@ -18,7 +18,7 @@ from tessera.config import UserError
 from tessera.contracts import Stage, Tokenizer
 from tessera.data.loader import prepare
 from tessera.data.sources import ImageFolder
-from tessera.engine.checkpoint import digest
+from tessera.files import digest
 from tessera.sampling.session import Session, load
 from tests.sampling.conftest import SETS
 

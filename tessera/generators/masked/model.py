@@ -61,12 +61,6 @@ def cells_below(grid: Sequence[int], low: Sequence[int]) -> Tensor:
     return flat
 
 
-def no_text(num_samples: int, width: int, device: torch.device | None = None) -> TextStates:
-    """What a generator without captions is given: one state that nothing sees."""
-    states = torch.zeros(num_samples, 1, width, device=device)
-    return TextStates(states, torch.zeros(num_samples, 1, dtype=torch.bool, device=device), states[:, 0])
-
-
 def digit_sizes(vocab_size: int) -> tuple[int, ...]:
     """One digit, or for a large vocabulary the two most equal ones whose product it is: embeddings and head then grow with its
     root. The digits of a token are guessed independently of each other. A prime stays whole."""

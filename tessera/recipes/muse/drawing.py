@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tessera.batches import TokenBatch, to_uint8
+from tessera.batches import TokenBatch, from_uint8, to_uint8
 from tessera.config import UserError
 from tessera.contracts import Chunk, Context, Nets
 from tessera.generators.masked.losses import MaskedLosses
@@ -21,6 +20,7 @@ from tessera.generators.masked.sample import MaskedSampleConfig
 from tessera.randomness import mix_text, uniform
 from tessera.recipes.captions import Prompts
 from tessera.recipes.muse.config import MuseConfig, MuseSampleConfig
+from tessera.recipes.precision import full_precision
 
 LOSS_CHUNK = 64  # pictures
 _VARIATION = mix_text("variation") >> 1
@@ -101,7 +101,7 @@ class Painter:
         losses, sums = MaskedLosses(self.config.base.loss), torch.zeros(3, dtype=torch.float64)
         images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
         for first in range(0, len(images), LOSS_CHUNK):
-            part = images[first : first + LOSS_CHUNK].to(self.device).float().div(127.5).sub(1)
+            part = from_uint8(images[first : first + LOSS_CHUNK].to(self.device))
             if part.shape[-1] != size:
                 part = F.interpolate(part, size=(size, size), mode="bilinear", antialias=True)
             with full_precision(self.device):
@@ -131,8 +131,3 @@ def base_options(options: MuseSampleConfig) -> MaskedSampleConfig:
 def pictures(images: Tensor) -> list[npt.NDArray[np.uint8]]:
     """b c h w in [-1, 1] -> arrays of h w c."""
     return list(to_uint8(images).permute(0, 2, 3, 1).cpu().numpy())
-
-
-def full_precision(device: torch.device) -> AbstractContextManager[None]:
-    """cuDNN rounds products to 10 bits by default, which tips ids; the CPU does not."""
-    return torch.backends.cudnn.flags(allow_tf32=False) if device.type == "cuda" else nullcontext()

@@ -29,7 +29,8 @@ from tessera.nn.perceptual import load_vgg16
 from tessera.nn.similarity import psnr
 from tessera.recipes.captions import training_text
 from tessera.recipes.muse.config import MuseConfig, grid_of
-from tessera.recipes.muse.drawing import full_precision, pictures
+from tessera.recipes.muse.drawing import pictures
+from tessera.recipes.precision import full_precision
 from tessera.text.encoders import NoTextConfig, PrecomputedTextConfig, build_encoder, text_width
 from tessera.text.encoders import settle as settle_text
 from tessera.tokenizers.image.model import ImageTokenizer, ImageTokenizerConfig
