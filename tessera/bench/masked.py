@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +19,24 @@ from tessera.batches import TextStates, TokenBatch
 from tessera.bench.images import peer_config, reduced, trainer
 from tessera.bench.timing import device, time_call
 from tessera.config import OptimConfig, UserError, nearest
-from tessera.contracts import Stage
 from tessera.generators.masked import model as model_module
 from tessera.generators.masked.losses import MaskedLossConfig
-from tessera.generators.masked.model import MaskedConfig, MaskedTransformer, Trunk
+from tessera.generators.masked.model import MaskedConfig, MaskedTransformer
 from tessera.generators.masked.replay import GraphedSampler
 from tessera.generators.masked.sample import MaskedSampleConfig
 from tessera.generators.masked.stage import MaskedStageConfig, build_nets, build_stage
 from tessera.nn.attention import Attention
+from tessera.recipes.muse.config import large
 from tessera.recipes.precision import full_precision
 from tessera.tokenizers.image.model import ImageTokenizer
 
 WORDS = {
-    "eager": "training: nothing is compiled",
-    "trunk": "training: the whole network is compiled as one, not each block",
-    "graphs": "training: CUDA graphs around what is compiled",
+    "eager": "the network is not compiled",
+    "blocks": "each block is compiled by itself, and not the whole network; training then has no CUDA graphs",
     "unmasked": "cross-attention sees every text state: no mask, so dropped captions are not dropped",
     "whole": "the vocabulary in one piece, as the peer has it, not as two digits",
-    "heads128": "heads of 128 channels, not 64",
-    "blocks": "sampling: blocks are compiled before the step is recorded",
-    "fp32": "sampling: pixels in full precision, as a session decodes them, not bf16",
+    "heads64": "heads of 64 channels, not 128",
+    "fp32": "sampling: pixels in full precision, not bf16",
 }
 
 PEER = MaskedStageConfig(
@@ -48,9 +46,7 @@ PEER = MaskedStageConfig(
 )
 """Width, depth and heads of the peer as it is timed, its share of dropped captions, and like it no smoothing of labels."""
 
-LARGE = MaskedStageConfig(
-    model=MaskedConfig(width=1152, depth=20, heads=18), optim=OptimConfig(lr=2e-4, warmup_steps=2000), batch_size=32
-)
+LARGE = large().base
 """About 400 M parameters: widths that are multiples of 128 in every product, the inner one of the feed-forward too."""
 
 DRAW = MaskedSampleConfig(steps=18, guidance=3.0, guidance_ramp=False, order="confidence")
@@ -102,8 +98,8 @@ def digits(whole: bool) -> Iterator[None]:
 def fitted(config: MaskedStageConfig, words: frozenset[str]) -> MaskedStageConfig:
     """The config of a variant; thin on a CPU."""
     model = config.model
-    if "heads128" in words:
-        model = model.model_copy(update={"heads": model.width // 128})
+    if "heads64" in words:
+        model = model.model_copy(update={"heads": model.width // 64})
     if reduced():
         model = model.model_copy(update={"width": 64, "depth": 2, "heads": 2})
     return config.model_copy(update={"model": model})
@@ -120,12 +116,6 @@ def generator(config: MaskedStageConfig, size: Size, words: frozenset[str]) -> M
         for block in net.blocks:
             block.cross.__class__ = Unmasked
     return net.to(device())
-
-
-def staged(config: MaskedStageConfig, net: MaskedTransformer, words: frozenset[str]) -> Stage:
-    """The net as the engine trains it."""
-    stage = build_stage(config, {"generator": net})
-    return replace(stage, compiled=(Trunk,)) if "trunk" in words else stage
 
 
 def captions(num: int, size: Size) -> TextStates:
@@ -164,13 +154,14 @@ def facts(size: Size, net: MaskedTransformer, words: frozenset[str]) -> dict[str
     }
 
 
-def timed_training(config: MaskedStageConfig, size: Size, share: int) -> dict[str, Any]:
+def timed_training(config: MaskedStageConfig, size: Size, share: int, *, graphs: bool) -> dict[str, Any]:
     """A whole step of the engine: hiding, forward, backward, norm, fused AdamW, EMA. Operations are counted on one `share`-th
     of the batch, because uncompiled a step takes several times the memory."""
     words = variant()
     config = fitted(config, words)
     net = generator(config, size, words)
-    step = trainer(staged(config, net, words), 0, graphs="graphs" in words, compiled="eager" not in words)
+    graphs = graphs and not {"eager", "blocks"} & words
+    step = trainer(build_stage(config, {"generator": net}), 0, graphs=graphs, compiled="eager" not in words)
     batch, part = tokens(size.batch, size), tokens(size.batch // share, size)
     repeats, warm = (3, 1) if reduced() else (20, 5)
     row = time_call(lambda: step(batch), size.batch, repeats=repeats, warm=warm, counted=(lambda: step(part), share))
@@ -178,15 +169,15 @@ def timed_training(config: MaskedStageConfig, size: Size, share: int) -> dict[st
 
 
 def train_case(data: Path | None) -> dict[str, Any]:
-    """From tokens: 256 of 65,536, width 512, depth 8, batch 64, text 77 x 512."""
+    """From tokens: 256 of 65,536, width 512, depth 8, batch 64, text 77 x 512; compiled and recorded, as preset small trains."""
     size = Size(4, 4, 65_536, (7, 64)) if reduced() else Size(16, 64, 65_536, (77, 512))
-    return timed_training(PEER, size, 1)
+    return timed_training(PEER, size, 1, graphs=True)
 
 
 def large_case(data: Path | None) -> dict[str, Any]:
-    """400 M parameters, 1,024 tokens of 65,536, batch 32, text 77 x 512."""
-    size = Size(4, 4, 65_536, (7, 64)) if reduced() else Size(32, 32, 65_536, (77, 512))
-    return timed_training(LARGE, size, 4)
+    """The generator of preset large, 400 M parameters, 1,024 tokens of 65,536, a micro-batch of 64, text 77 x 512."""
+    size = Size(4, 4, 65_536, (7, 64)) if reduced() else Size(32, 64, 65_536, (77, 512))
+    return timed_training(LARGE, size, 8, graphs=False)
 
 
 @torch.no_grad()
@@ -202,9 +193,8 @@ def sample_case(data: Path | None) -> dict[str, Any]:
     tokenizer = ImageTokenizer(plan, 3).to(device()).eval()
     if not reduced():
         tokenizer.decoder.compile()
-        if "blocks" in words:
-            for block in net.blocks:
-                block.compile()
+        for module in [] if "eager" in words else net.blocks if "blocks" in words else [net]:
+            module.compile()
     call, plain = drawing(net, tokenizer, size, "fp32" in words)
     repeats, warm = (3, 1) if reduced() else (10, 3)
     row = time_call(call, size.batch, repeats=repeats, warm=warm, counted=(plain, 1))

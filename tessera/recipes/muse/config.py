@@ -59,6 +59,9 @@ class MuseSampleConfig(MaskedSampleConfig):
     """With a mask: how many cells around it are drawn anew too, because their tokens know something of what was there."""
     chunk: int = Field(16, ge=1, le=1024)
     """Pictures drawn at once. Always so many: the last chunk is padded, so a picture never depends on what else is asked."""
+    compile: bool = False
+    """Compile the networks before the first picture, for half a minute or more; each one after it then takes half the time on a
+    GPU. For many pictures."""
 
 
 class MuseConfig(Config):
@@ -214,7 +217,7 @@ def large() -> MuseConfig:
         }
     )
     generator = start.base.model_copy(
-        update={"model": MaskedConfig(width=1152, depth=20, heads=18, dropout=0.1), "batch_size": 512, "steps": 500_000}
+        update={"model": MaskedConfig(width=1152, depth=20, heads=9), "batch_size": 512, "steps": 500_000}
     )
     return start.model_copy(
         update={

@@ -35,6 +35,8 @@ class Painter:
         self.config, self.stages, self.device = config, stages, device
         self.prompts = Prompts(config.text, device)
         self._samplers: dict[tuple[str, str], GraphedSampler] = {}
+        self._bf16 = device.type == "cuda" and config.engine.precision == "bf16"
+        self._compiled = False
 
     @property
     def resolution(self) -> int:
@@ -47,6 +49,8 @@ class Painter:
         """b c h w in [-1, 1]."""
         options = chunk.options
         assert isinstance(options, MuseSampleConfig)
+        if options.compile and not self._compiled:
+            self.compile()
         known, redraw = self.start(chunk, options)
         ids = self.tokens("base", base_options(options), chunk, known, None)
         if self.config.superres is None or "superres" not in self.stages:
@@ -54,6 +58,16 @@ class Painter:
             return images if redraw is None or chunk.pictures is None else torch.where(redraw, images, chunk.pictures)
         fine = self.tokens("superres", options.superres, chunk, None, ids.flatten(1))
         return self.decode("fine_tokenizer" if "fine_tokenizer" in self.stages else "tokenizer", fine)
+
+    def compile(self) -> None:
+        """Generators as a whole, and of tokenizers what makes pixels. Steps that were recorded before are forgotten."""
+        self._compiled = True
+        self._samplers.clear()
+        for nets in self.stages.values():
+            for name, part in (("generator", None), ("tokenizer", "decoder")):
+                if name in nets:
+                    module: Any = nets[name] if part is None else getattr(nets[name], part)
+                    module.compile()
 
     def tokens(self, stage: str, options: MaskedSampleConfig, chunk: Chunk, known: Tensor | None, low: Tensor | None) -> Tensor:
         """ids b ... of one generator."""
@@ -65,8 +79,7 @@ class Painter:
             raise UserError(f"order critic needs a critic, and {stage} has none; train one: {stage}.critic.kind=net, or head")
         key = stage, options.model_dump_json()
         if key not in self._samplers:
-            bf16 = self.device.type == "cuda" and self.config.engine.precision == "bf16"
-            self._samplers[key] = GraphedSampler(generator, options, nets.get("critic"), bf16)
+            self._samplers[key] = GraphedSampler(generator, options, nets.get("critic"), self._bf16)
         return self._samplers[key](text, chunk.seeds, negative, known, low).unflatten(1, generator.grid)
 
     def start(self, chunk: Chunk, options: MuseSampleConfig) -> tuple[Tensor | None, Tensor | None]:
@@ -116,11 +129,12 @@ class Painter:
         return {"loss": total / weight, "right": right / weight}
 
     def decode(self, stage: str, ids: Tensor) -> Tensor:
-        """Tokens to pixels, by the stage's tokenizer."""
+        """Tokens to pixels, by the stage's tokenizer, at the precision that it was trained with; ids need more, pixels do not."""
         tokenizer: Any = self.stages[stage]["tokenizer"]
-        with full_precision(self.device):
+        exact = full_precision(self.device)
+        with torch.autocast(self.device.type, torch.bfloat16) if self._bf16 else exact:
             images: Tensor = tokenizer.decode(ids)
-        return images
+        return images.float()
 
 
 def base_options(options: MuseSampleConfig) -> MaskedSampleConfig:
