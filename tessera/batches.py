@@ -109,6 +109,19 @@ class TextStates:
         """The same with some captions (b bool) taken away, as if they were empty."""
         return replace(self, mask=self.mask & ~dropped[:, None], pooled=self.pooled * ~dropped[:, None])
 
+    def joined(self, other: TextStates) -> TextStates:
+        """One after the other, as one batch; the shorter is filled up with states that nothing sees."""
+        length = max(self.mask.shape[1], other.mask.shape[1])
+        first, second = self.lengthened(length), other.lengthened(length)
+        parts = ((getattr(first, name), getattr(second, name)) for name in ("states", "mask", "pooled"))
+        return TextStates(*(torch.cat(part) for part in parts))
+
+    def lengthened(self, length: int) -> TextStates:
+        """With states at its end that nothing sees."""
+        more = length - self.mask.shape[1]
+        pad = torch.nn.functional.pad
+        return TextStates(pad(self.states, (0, 0, 0, more)), pad(self.mask, (0, more)), self.pooled)
+
     def to(self, device: torch.device) -> TextStates:
         """Moves without waiting; states travel in the type they are stored in, and become fp32."""
         states, mask, pooled = (part.to(device, non_blocking=True) for part in (self.states, self.mask, self.pooled))
@@ -142,6 +155,30 @@ class TokenBatch:
         """Called by the loader's pinning thread."""
         low = None if self.low is None else self.low.pin_memory()
         return replace(self, ids=self.ids.pin_memory(), low=low, text=self.text.pin_memory(), valid=self.valid.pin_memory())
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceBatch:
+    """Groups of tokens one after another, as many as each sample has, with captions."""
+
+    ids: Tensor  # b n t int64: t tokens a group; 0 behind a sample's end
+    lengths: Tensor  # b int64: groups of each sample
+    text: Text | TextStates
+    valid: Tensor  # b bool: False where a sample only fills up the last batch of a validation pass
+    positions: Tensor  # b int64, stays on the host
+    keys: tuple[str, ...]
+    captions: tuple[str | None, ...]
+    faults: tuple[str, ...] = ()
+
+    def to(self, device: torch.device) -> SequenceBatch:
+        """Moves without waiting; ids travel in the type they are stored in."""
+        ids, lengths, valid = (part.to(device, non_blocking=True) for part in (self.ids, self.lengths, self.valid))
+        return replace(self, ids=ids.long(), lengths=lengths, text=self.text.to(device), valid=valid)
+
+    def pin_memory(self) -> SequenceBatch:
+        """Called by the loader's pinning thread."""
+        ids, lengths, valid = (part.pin_memory() for part in (self.ids, self.lengths, self.valid))
+        return replace(self, ids=ids, lengths=lengths, text=self.text.pin_memory(), valid=valid)
 
 
 ReadText = Callable[[Sequence[str | None], Sequence[str]], Text | TextStates]

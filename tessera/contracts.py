@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from tessera.config import Config, OptimConfig
@@ -157,6 +158,17 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Tensor) -> Tensor:
         """Ids to data."""
+
+
+@runtime_checkable
+class Constraint(Protocol):
+    """Which token may come next, so that whatever is drawn can be decoded. Shapes never change; nothing waits for the device."""
+
+    def init(self, num: int, device: torch.device) -> tuple[Any, Tensor]:
+        """State before the first token of so many sequences, and what that may be: b v bool."""
+
+    def step(self, state: Any, ids: Tensor) -> tuple[Any, Tensor]:
+        """The same after one more token of each, b."""
 
 
 class Loader(Protocol):

@@ -15,9 +15,9 @@ from tessera.batches import TextStates, TokenBatch
 from tessera.config import Config
 from tessera.contracts import Context, Loss, Nets
 from tessera.generators.masked.critic import judge
-from tessera.generators.masked.drawing import draw
 from tessera.generators.masked.masking import FILL, RECALL, TEXT, capacity, chance, disturb, gather_hidden, hide
 from tessera.generators.masked.model import MaskedTransformer
+from tessera.nn.drawing import draw
 from tessera.randomness import mix, uniform
 
 RECALL_PROB = 0.5  # Chen et al. 2022, section 3.2
