@@ -12,7 +12,7 @@ import torch
 
 from tessera.batches import Batch, ImageBatch
 from tessera.bench.timing import device, time_call
-from tessera.config import DataConfig, EngineConfig, OptimConfig
+from tessera.config import EngineConfig, ImageDataConfig, OptimConfig
 from tessera.contracts import Stage
 from tessera.data.loader import ImageLoader
 from tessera.data.order import Cut
@@ -135,7 +135,7 @@ def loader_case(data: Path | None) -> dict[str, Any]:
             data = Path(folder) / "shapes"
             write_shapes(data, 2000, 0)
         workers = min(16, os.cpu_count() or 1)
-        config = DataConfig(path=str(data), resolution=64, workers=workers, crop="random", zoom=1.25, flip=True)
+        config = ImageDataConfig(path=str(data), resolution=64, workers=workers, crop="random", zoom=1.25, flip=True)
         source = ImageFolder.open(data, min_side=80)
         cut = Cut(64, None, 0, 1)
         loader = ImageLoader(source, config, cut, seed=0, device=device(), validation_samples=64, preview_samples=8)

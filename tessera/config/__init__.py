@@ -7,14 +7,16 @@ from tessera.config.base import Config
 from tessera.config.document import document
 from tessera.config.errors import UserError, nearest
 from tessera.config.loading import Layer, build, difference, dump_yaml, layer_of, parse_sets, read_yaml
-from tessera.config.sections import DataConfig, EngineConfig, EvaluateConfig, OptimConfig
+from tessera.config.sections import DataConfig, EngineConfig, EvaluateConfig, ImageDataConfig, MeshDataConfig, OptimConfig
 
 __all__ = [
     "Config",
     "DataConfig",
     "EngineConfig",
     "EvaluateConfig",
+    "ImageDataConfig",
     "Layer",
+    "MeshDataConfig",
     "OptimConfig",
     "UserError",
     "build",

@@ -10,10 +10,34 @@ from tessera.config.base import Config
 
 
 class DataConfig(Config):
-    """Where the samples come from and how they are cut."""
+    """Where the samples come from, whatever they are."""
 
     path: str | None = None
     """Folder of the user's files, relative to where the command runs; `--data` sets it. A run saves it absolute."""
+    split: Literal["auto", "hash"] = "auto"
+    """`auto`: the folders train/ and validation/ (val, valid, test) are the split where both exist; `hash`: never."""
+    class_folders: bool = True
+    """Where nothing else gives captions and all samples lie in class folders, a folder's name is their caption."""
+    validation_fraction: float = Field(0.05, ge=0.0, le=0.5)
+    """Share of the groups held back for validation, chosen by a hash of the group key."""
+    group_near_duplicates: bool = False
+    """Put samples that look almost the same into one group. Reads every sample once at each start."""
+    group_by: str | None = None
+    """Column of the metadata whose value is the group key; samples of one group fall on one side of the split."""
+    corrupt_budget: float = Field(0.01, ge=0.0, le=1.0)
+    """Share of the samples that may turn out unreadable in training. Each is replaced by another and named in the log;
+    past this share the run stops with its state saved. 0 stops at the first."""
+    uncaptioned_budget: float = Field(0.1, ge=0.0, le=1.0)
+    """Share of the samples that may lack a caption where a stage learns from captions; more stop the run before it starts."""
+    workers: int = Field(2, ge=0, le=256)
+    """Processes that read and decode; 0 reads in the training process."""
+    prefetch: int = Field(4, ge=1, le=64)
+    """Batches that each worker keeps ready."""
+
+
+class ImageDataConfig(DataConfig):
+    """Pictures: where they come from and how they are cut."""
+
     resolution: int = Field(64, ge=16)
     """Height and width of training pictures in pixels."""
     channels: Literal[1, 3, 4] = 3
@@ -27,35 +51,35 @@ class DataConfig(Config):
     flip: bool | Literal["always"] = False
     """Mirror half of the pictures left to right, drawn per epoch; `true` leaves those whose captions say left or right as they
     are, `always` does not look at captions."""
-    split: Literal["auto", "hash"] = "auto"
-    """`auto`: the folders train/ and validation/ (val, valid, test) are the split where both exist; `hash`: never."""
-    class_folders: bool = True
-    """Where nothing else gives captions and all pictures lie in class folders, a folder's name is their caption."""
-    validation_fraction: float = Field(0.05, ge=0.0, le=0.5)
-    """Share of the groups held back for validation, chosen by a hash of the group key."""
-    group_near_duplicates: bool = False
-    """Put pictures that look almost the same into one group. Decodes every picture once at each start."""
-    group_by: str | None = None
-    """Column of the metadata whose value is the group key; samples of one group fall on one side of the split."""
-    corrupt_budget: float = Field(0.01, ge=0.0, le=1.0)
-    """Share of the samples that may turn out unreadable in training. Each is replaced by another and named in the log;
-    past this share the run stops with its state saved. 0 stops at the first."""
-    uncaptioned_budget: float = Field(0.1, ge=0.0, le=1.0)
-    """Share of the samples that may lack a caption where a stage learns from captions; more stop the run before it starts."""
     views: int = Field(8, ge=1, le=256)
     """With random crops or mirror images: how many of a picture are turned into tokens, the centre among them."""
-    workers: int = Field(2, ge=0, le=256)
-    """Processes that read and decode; 0 reads in the training process."""
-    prefetch: int = Field(4, ge=1, le=64)
-    """Batches that each worker keeps ready."""
 
     @model_validator(mode="after")
-    def _combinations(self) -> DataConfig:
+    def _combinations(self) -> ImageDataConfig:
         if self.zoom > 1 and self.crop == "center":
             raise ValueError(f"zoom {self.zoom} has no effect with crop: center; set crop: random, or leave zoom out")
         if not all(0 <= value <= 255 for value in self.background):
             raise ValueError(f"background {list(self.background)} is no colour; expected three numbers from 0 to 255")
         return self
+
+
+class MeshDataConfig(DataConfig):
+    """Meshes: where they come from, how fine their coordinates are, and how they vary."""
+
+    up: Literal["y", "z"] = "y"
+    """The axis that points up in the files; inside, z does."""
+    bins: int = Field(128, ge=16, le=1024)
+    """Steps of a coordinate over the box: vertices in one bin are one vertex."""
+    max_faces: int = Field(800, ge=1, le=100_000)
+    """A mesh with more triangles is rejected."""
+    name_captions: bool = True
+    """Where nothing else gives captions, the words of a file's name are its caption, or those of its folder's."""
+    scale: float = Field(1.0, ge=1.0, le=4.0)
+    """Each axis is stretched or shrunk by up to this factor, drawn per epoch; 1: never."""
+    yaw: Literal["none", "quarters", "any"] = "none"
+    """Turn about the up axis, drawn per epoch: by multiples of 90 degrees, or by any angle."""
+    shift: float = Field(0.0, ge=0.0, le=0.5)
+    """Furthest move along each axis, drawn per epoch, in half widths of the box; never out of it."""
 
 
 class OptimConfig(Config):

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tessera.config.sections import DataConfig
+from tessera.config.sections import ImageDataConfig
 from tessera.data.captions import names_side
 from tessera.data.duplicates import near_groups
 from tessera.data.opening import open_source
@@ -102,7 +102,7 @@ class Report:
 
 def check_folder(path: Path | str, *, group_by: str | None = None, progress: Callable[[int, int], None] | None = None) -> Report:
     """Decodes every image with a thread a core. `progress(done, total)` is called from this thread after each file."""
-    config = DataConfig(group_by=group_by)
+    config = ImageDataConfig(group_by=group_by)
     source = open_source(path, config)
     seen, rejects = dict[int, Seen](), list(source.rejects)
     for index, result in enumerate(survey(source)):
@@ -160,7 +160,7 @@ def _named(source: StoredImages, groups: Iterable[Sequence[int]]) -> tuple[tuple
     return tuple(tuple(source.name(index) for index in group) for group in groups)
 
 
-def _obstacles(config: DataConfig, split: Mapping[str, int], num_pictures: int) -> Iterator[str]:
+def _obstacles(config: ImageDataConfig, split: Mapping[str, int], num_pictures: int) -> Iterator[str]:
     """What training would stumble over."""
     num_train, num_held_out = split["train"], split["validation"]
     unreadable = num_pictures - num_train - num_held_out

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from tessera.batches import ImageBatch, TokenBatch
-from tessera.config import DataConfig, UserError
+from tessera.config import DataConfig, ImageDataConfig, UserError
 from tessera.data.draws import drawn_caption, mirrors
 from tessera.data.order import Cut, Indices, Order
 from tessera.data.sources import Source, captions_of, split_indices
@@ -46,7 +46,7 @@ class Feed:
     """What a stage's loader and its caches are made from."""
 
     source: Source
-    config: DataConfig
+    config: Any  # the data section of the recipe: an ImageDataConfig, a MeshDataConfig
     cut: Cut
     seed: int
     device: torch.device
@@ -156,7 +156,7 @@ class SampleLoader(Generic[I, B]):
 class Prepared(Samples[Item]):
     """Pictures, read and cut."""
 
-    def __init__(self, source: Source, config: DataConfig, indices: Indices, seed: int) -> None:
+    def __init__(self, source: Source, config: ImageDataConfig, indices: Indices, seed: int) -> None:
         super().__init__(source, indices, seed)
         self.config = config
 
@@ -169,7 +169,7 @@ class ImageLoader(SampleLoader[Item, ImageBatch]):
     """Batches of pictures."""
 
     def __init__(
-        self, source: Source, config: DataConfig, cut: Cut, *, seed: int, device: torch.device,
+        self, source: Source, config: ImageDataConfig, cut: Cut, *, seed: int, device: torch.device,
         validation_samples: int, preview_samples: int,
     ) -> None:  # fmt: skip
         train, held_out = split_indices(source, config.validation_fraction)
@@ -209,7 +209,7 @@ def make_dataloader(
     )
 
 
-def prepare(source: Source, config: DataConfig, index: int, position: int, draw: int | None = None) -> Item:
+def prepare(source: Source, config: ImageDataConfig, index: int, position: int, draw: int | None = None) -> Item:
     """Reads and cuts one picture; without a draw it is the centre, unflipped, as in validation."""
     captions = captions_of(source, index)
     key, caption = source.key(index), drawn_caption(captions, draw)
@@ -222,7 +222,7 @@ def prepare(source: Source, config: DataConfig, index: int, position: int, draw:
     return Item(key, caption, position, frame(image, config, captions, draw))
 
 
-def frame(image: Pixels, config: DataConfig, captions: Sequence[str], draw: int | None) -> Pixels:
+def frame(image: Pixels, config: ImageDataConfig, captions: Sequence[str], draw: int | None) -> Pixels:
     """The square of a picture that a draw decides, at the resolution, perhaps mirrored."""
     crop_x = crop_y = 0.5
     zoom = 1.0

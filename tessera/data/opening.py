@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from tessera.config import DataConfig, UserError
+from tessera.config import ImageDataConfig, UserError
 from tessera.data.arrays import ArrayStacks
 from tessera.data.captions import names_side
 from tessera.data.folders import Contents, list_folder
@@ -15,7 +15,7 @@ from tessera.data.sources import ImageFolder, Reading, StoredImages, StringTable
 from tessera.data.survey import merged_groups
 
 
-def open_source(path: Path | str, config: DataConfig) -> StoredImages:
+def open_source(path: Path | str, config: ImageDataConfig) -> StoredImages:
     """Image files come first, then tars, then arrays; what else lies there is named in the notes."""
     reading = Reading(
         channels=config.channels,

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from tessera.batches import from_uint8
-from tessera.config import DataConfig, UserError
+from tessera.config import ImageDataConfig, UserError
 from tessera.data.captions import names_side
 from tessera.data.loader import Feed, end_workers, frame, make_dataloader
 from tessera.data.sources import Source, StoredImages, captions_of
@@ -53,7 +53,7 @@ class TokenPlan:
     views: int
 
     @classmethod
-    def of(cls, config: DataConfig, tokenizer: str, vocab_size: int, resolution: int) -> TokenPlan:
+    def of(cls, config: ImageDataConfig, tokenizer: str, vocab_size: int, resolution: int) -> TokenPlan:
         """Without random crops and mirror images all views of a sample would be the same one."""
         varied = config.crop == "random" or bool(config.flip)
         return cls(tokenizer, vocab_size, resolution, config.views if varied else 1)
@@ -171,7 +171,7 @@ class Viewed:
 class Views(Dataset[Viewed]):
     """Sample -> its views: the first is the centre, as in validation; the others are drawn by seed, view and key."""
 
-    def __init__(self, source: Source, config: DataConfig, views: int, seed: int) -> None:
+    def __init__(self, source: Source, config: ImageDataConfig, views: int, seed: int) -> None:
         self.source, self.config, self.views, self.seed = source, config, views, seed
 
     def __getitem__(self, index: int) -> Viewed:

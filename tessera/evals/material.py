@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tessera.config import DataConfig, UserError
+from tessera.config import ImageDataConfig, UserError
 from tessera.data.loader import prepare
 from tessera.data.opening import open_source
 from tessera.data.sources import Source, StoredImages, split_indices
@@ -57,7 +57,7 @@ class Material:
 
 
 def load_material(
-    config: DataConfig, *, most_train: int, most_held_out: int, seed: int, source: Source | None = None
+    config: ImageDataConfig, *, most_train: int, most_held_out: int, seed: int, source: Source | None = None
 ) -> Material:
     """Reads up to so many pictures of each side, cut as validation pictures are. `source` is the user's own dataset, if any."""
     if source is None:
@@ -96,7 +96,7 @@ def synth_home(source: Source) -> tuple[Path, str] | None:
     return None
 
 
-def read_side(source: Source, config: DataConfig, indices: npt.NDArray[np.int64], most: int, key: int) -> Side:
+def read_side(source: Source, config: ImageDataConfig, indices: npt.NDArray[np.int64], most: int, key: int) -> Side:
     """Up to `most` of the samples, drawn by the key; unreadable ones are left out."""
     chosen: Sequence[int] = [int(i) for i in indices[permute(np.arange(min(most, len(indices))), len(indices), key)]]
     items = [item for index in chosen if (item := prepare(source, config, index, 0)).readable]

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from tessera.config import DataConfig, UserError
+from tessera.config import ImageDataConfig, UserError
 from tessera.data.check import check_folder
 from tessera.data.opening import open_source
 from tessera.data.sources import split_indices
@@ -108,7 +108,7 @@ def test_any_folder_is_opened_or_refused(
 
 def open_and_check(place: Path, config: dict[str, Any]) -> None:
     with contextlib.suppress(UserError):
-        source = open_source(place, DataConfig(**config))
+        source = open_source(place, ImageDataConfig(**config))
         train, validation = split_indices(source, 0.3)
         assert len(train) + len(validation) == len(source) > 0
         assert len({source.key(index) for index in range(len(source))}) == len(source)

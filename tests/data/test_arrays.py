@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.config import DataConfig, UserError
+from tessera.config import ImageDataConfig, UserError
 from tessera.data.arrays import ArrayStacks
 from tessera.data.check import check_folder
 from tessera.data.opening import open_source
@@ -23,7 +23,7 @@ def stack(*shape: int) -> np.ndarray:
 
 
 def opened(path: Path, **config: Any) -> ArrayStacks:
-    source = open_source(path, DataConfig(**config))
+    source = open_source(path, ImageDataConfig(**config))
     assert isinstance(source, ArrayStacks)
     return source
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tessera.config import DataConfig, UserError
+from tessera.config import ImageDataConfig, UserError
 from tessera.data.captions import names_side
 from tessera.data.check import check_folder
 from tessera.data.opening import open_source
@@ -24,7 +24,7 @@ def put(path: Path, colour: tuple[int, int, int] = (10, 20, 30)) -> Path:
 
 
 def opened(path: Path, **config: Any) -> StoredImages:
-    return open_source(path, DataConfig(**config))
+    return open_source(path, ImageDataConfig(**config))
 
 
 def captions(source: StoredImages) -> dict[str, tuple[str, ...]]:

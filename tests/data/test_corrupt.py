@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from tessera.batches import ImageBatch
-from tessera.config import DataConfig
+from tessera.config import ImageDataConfig
 from tessera.data.loader import ImageLoader
 from tessera.data.order import Cut
 from tessera.data.sources import ImageFolder, Source, as_source, split_indices
@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def loader(source: Source | Path, *, batch_size: int = 6, rank: int = 0, world_size: int = 1, **data: Any) -> ImageLoader:
-    config = DataConfig(**{"resolution": 16, "workers": 0, "validation_fraction": 0.0, **data})
+    config = ImageDataConfig(**{"resolution": 16, "workers": 0, "validation_fraction": 0.0, **data})
     opened = ImageFolder.open(source) if isinstance(source, Path) else source
     cut = Cut(batch_size, None, rank, world_size)
     return ImageLoader(opened, config, cut, seed=0, device=torch.device("cpu"), validation_samples=99, preview_samples=4)

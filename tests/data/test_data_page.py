@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tessera.config import DataConfig
+from tessera.config import ImageDataConfig
 from tessera.data.opening import open_source
 from tessera.data.sources import StoredImages
 from tessera.media.images import IMAGE_SUFFIXES
@@ -68,7 +68,7 @@ def described(source: StoredImages) -> list[str]:
 @pytest.mark.parametrize(("listing", "samples"), EXAMPLES)
 def test_an_example_gives_its_samples(tmp_path: Path, listing: str, samples: str) -> None:
     build(tmp_path, listing)
-    source = open_source(tmp_path, DataConfig())
+    source = open_source(tmp_path, ImageDataConfig())
     assert described(source) == samples.splitlines()
     assert source.rejects == ()
     assert all(source.read(index).shape == (8, 8, 3) for index in range(len(source)))

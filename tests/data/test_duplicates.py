@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from tessera.config import DataConfig
+from tessera.config import ImageDataConfig
 from tessera.data.check import check_folder
 from tessera.data.duplicates import connected, fingerprint, near_groups
 from tessera.data.opening import open_source
@@ -117,14 +117,14 @@ def test_the_report_names_torn_groups_and_the_remedy(torn: Path) -> None:
 
 
 def test_the_remedy_keeps_groups_on_one_side(torn: Path) -> None:
-    source = open_source(torn, DataConfig(group_near_duplicates=True))
+    source = open_source(torn, ImageDataConfig(group_near_duplicates=True))
     held_out = set(split_indices(source, 0.2)[1].tolist())
     names = [source.name(index) for index in range(len(source))]
     for group in check_folder(torn).near_duplicates:
         assert len({names.index(name) in held_out for name in group}) == 1
     assert 0 < len(held_out) < 80
     assert any("groups, the largest of 4 of 161 samples" in note for note in source.notes)
-    again = open_source(torn, DataConfig(group_near_duplicates=True))
+    again = open_source(torn, ImageDataConfig(group_near_duplicates=True))
     assert [again.group(index) for index in range(len(again))] == [source.group(index) for index in range(len(source))]
 
 
@@ -132,7 +132,7 @@ def test_columns_and_near_duplicates_join(tmp_path: Path) -> None:
     for name, seed in [("a", 0), ("b", 0), ("c", 1), ("d", 2)]:
         write_png(tmp_path / f"{name}.png", scene(seed))
     (tmp_path / "metadata.csv").write_text("file_name,text,who\na.png,x,ann\nb.png,x,bob\nc.png,x,bob\nd.png,x,eve\n")
-    source = open_source(tmp_path, DataConfig(group_by="who", group_near_duplicates=True))
+    source = open_source(tmp_path, ImageDataConfig(group_by="who", group_near_duplicates=True))
     assert [source.group(index) for index in range(4)] == ["ann", "ann", "ann", "eve"]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tessera.config import DataConfig, UserError
+from tessera.config import ImageDataConfig, UserError
 from tessera.data.check import check_folder
 from tessera.data.loader import Prepared
 from tessera.data.opening import open_source
@@ -55,8 +55,8 @@ def test_every_kind_is_read_checked_and_prepared(
     assert list(report.sizes) == [size]
     assert next(iter(report.modes))[0] == mode[0]  # PIL may call a grey WebP RGB, and a deep picture I or I;16
     for channels in (1, 3, 4):
-        source = open_source(tmp_path, DataConfig(channels=channels))
-        item = Prepared(source, DataConfig(channels=channels, resolution=16), np.arange(1), 0)[0]
+        source = open_source(tmp_path, ImageDataConfig(channels=channels))
+        item = Prepared(source, ImageDataConfig(channels=channels, resolution=16), np.arange(1), 0)[0]
         assert item.image is not None
         assert item.image.shape == (16, 16, channels)
     assert any("first frame" in note for note in report.notes) == ("animated" in name)
@@ -65,7 +65,7 @@ def test_every_kind_is_read_checked_and_prepared(
 def test_names_that_are_not_unicode_are_prepared(tmp_path: Path) -> None:
     Image.fromarray(RGB).save(tmp_path / "a.png")
     (tmp_path / "a.png").rename(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.png"))
-    item = Prepared(open_source(tmp_path, DataConfig()), DataConfig(resolution=16, flip=True), np.arange(1), 0)[0]
+    item = Prepared(open_source(tmp_path, ImageDataConfig()), ImageDataConfig(resolution=16, flip=True), np.arange(1), 0)[0]
     assert item.image is not None
 
 

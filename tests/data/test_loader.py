@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 
 from tessera.batches import ImageBatch
-from tessera.config import DataConfig, UserError
+from tessera.config import ImageDataConfig, UserError
 from tessera.data.loader import ImageLoader, Prepared
 from tessera.data.order import Cut
 from tessera.data.sources import ImageFolder, Source, split_of
@@ -43,7 +43,7 @@ def loader(
     source: Source | Path, *, batch_size: int = 8, micro: int | None = None, rank: int = 0, world_size: int = 1, seed: int = 0,
     validation_samples: int = 512, preview_samples: int = 4, **data: Any,
 ) -> ImageLoader:  # fmt: skip
-    config = DataConfig(**{"resolution": 16, "workers": 0, "validation_fraction": 0.25, **data})
+    config = ImageDataConfig(**{"resolution": 16, "workers": 0, "validation_fraction": 0.25, **data})
     opened = ImageFolder.open(source) if isinstance(source, Path) else source
     cut = Cut(batch_size, micro, rank, world_size)
     return ImageLoader(
@@ -115,7 +115,7 @@ def test_captions_and_keys_belong_to_their_pictures(folder: Path) -> None:
 
 
 def test_augmentation_depends_on_seed_epoch_and_key_only(folder: Path) -> None:
-    source, config = ImageFolder.open(folder), DataConfig(resolution=16, **AUGMENTED)
+    source, config = ImageFolder.open(folder), ImageDataConfig(resolution=16, **AUGMENTED)
     every, some = np.arange(40), np.arange(40)[::-3].copy()
 
     def drawn(indices: Any, seed: int, epoch: int) -> dict[str, bytes]:
@@ -132,8 +132,8 @@ def test_augmentation_depends_on_seed_epoch_and_key_only(folder: Path) -> None:
 
 def test_flips_are_half_of_the_draws_and_crops_are_spread(folder: Path) -> None:
     source = ImageFolder.open(folder)
-    plain = Prepared(source, DataConfig(resolution=16), np.arange(40), 0)
-    flipped = Prepared(source, DataConfig(resolution=16, flip=True), np.arange(40), 0)
+    plain = Prepared(source, ImageDataConfig(resolution=16), np.arange(40), 0)
+    flipped = Prepared(source, ImageDataConfig(resolution=16, flip=True), np.arange(40), 0)
     same = mirrored = 0
     for position in range(400):
         a, b = plain[position].image, flipped[position].image
@@ -179,7 +179,7 @@ def test_validation_and_preview_take_the_first_caption(captioned: Path) -> None:
 @pytest.mark.parametrize(("flip", "sided"), [(True, False), ("always", True), (False, False)])
 def test_pictures_whose_captions_name_a_side_are_not_mirrored(captioned: Path, flip: Any, sided: bool) -> None:
     source = ImageFolder.open(captioned)
-    prepared = Prepared(source, DataConfig(resolution=16, flip=flip), np.arange(12), 0)
+    prepared = Prepared(source, ImageDataConfig(resolution=16, flip=flip), np.arange(12), 0)
     mirrored = Counter[bool]()
     for position in range(12 * 20):
         item = prepared[position]
@@ -276,11 +276,11 @@ def test_closing_ends_the_workers_at_once(folder: Path) -> None:
 def test_a_program_ends_though_a_stream_is_open(folder: Path) -> None:
     code = f"""
 import torch
-from tessera.config import DataConfig
+from tessera.config import ImageDataConfig
 from tessera.data.loader import ImageLoader
 from tessera.data.order import Cut
 from tessera.data.sources import ImageFolder
-loader = ImageLoader(ImageFolder.open({str(folder)!r}), DataConfig(resolution=16, workers=2), Cut(4, None, 0, 1), seed=0,
+loader = ImageLoader(ImageFolder.open({str(folder)!r}), ImageDataConfig(resolution=16, workers=2), Cut(4, None, 0, 1), seed=0,
                      device=torch.device("cpu"), validation_samples=4, preview_samples=4)
 stream = loader.batches(0)
 next(stream)

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tessera.config import DataConfig, UserError
+from tessera.config import ImageDataConfig, UserError
 from tessera.data import prepare
 from tessera.data.loader import Feed, frame
 from tessera.data.order import Cut
@@ -53,8 +53,8 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 def feed_of(data: Path, caches: Path, said: list[str] | None = None, cut: Cut = WHOLE, **values: Any) -> Feed:
     heard = [] if said is None else said
     return Feed(
-        source=ImageFolder.open(data), config=DataConfig(resolution=16, workers=0, validation_fraction=0.2, **values), cut=cut,
-        seed=3, device=torch.device("cpu"), validation_samples=8, preview_samples=4, caches=caches, say=heard.append,
+        source=ImageFolder.open(data), config=ImageDataConfig(resolution=16, workers=0, validation_fraction=0.2, **values),
+        cut=cut, seed=3, device=torch.device("cpu"), validation_samples=8, preview_samples=4, caches=caches, say=heard.append,
         show=lambda line: None,
     )  # fmt: skip
 
@@ -82,9 +82,9 @@ def test_every_view_is_the_picture_that_its_draw_cuts(shapes: Path, tmp_path: Pa
 
 
 def test_one_view_where_nothing_varies() -> None:
-    assert TokenPlan.of(DataConfig(views=8), "x", 9, 16).views == 1
-    assert TokenPlan.of(DataConfig(views=8, flip=True), "x", 9, 16).views == 8
-    assert TokenPlan.of(DataConfig(views=8, crop="random"), "x", 9, 16).views == 8
+    assert TokenPlan.of(ImageDataConfig(views=8), "x", 9, 16).views == 1
+    assert TokenPlan.of(ImageDataConfig(views=8, flip=True), "x", 9, 16).views == 8
+    assert TokenPlan.of(ImageDataConfig(views=8, crop="random"), "x", 9, 16).views == 8
 
 
 @pytest.mark.parametrize(

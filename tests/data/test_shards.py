@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tessera.config import DataConfig, UserError
+from tessera.config import ImageDataConfig, UserError
 from tessera.data.check import check_folder
 from tessera.data.opening import open_source
 from tessera.data.shards import TarShards
@@ -42,7 +42,7 @@ def pack(path: Path, members: dict[str, bytes], mode: str = "w") -> Path:
 
 
 def opened(path: Path, **config: Any) -> TarShards:
-    source = open_source(path, DataConfig(**config))
+    source = open_source(path, ImageDataConfig(**config))
     assert isinstance(source, TarShards)
     return source
 
@@ -164,7 +164,7 @@ def test_what_is_no_tar_is_named(folder: Path) -> None:
     for shard in folder.glob("*.tar"):
         shard.write_bytes(b"x")
     with pytest.raises(UserError, match=r"holds \.tar files without images \(shard-00\.tar: not a tar"):
-        open_source(folder, DataConfig())
+        open_source(folder, ImageDataConfig())
 
 
 def test_a_shard_that_vanishes(folder: Path) -> None:
@@ -176,6 +176,6 @@ def test_a_shard_that_vanishes(folder: Path) -> None:
 
 def test_images_beside_shards_come_first(folder: Path) -> None:
     (folder / "a.png").write_bytes(encoded(0))
-    source = open_source(folder, DataConfig())
+    source = open_source(folder, ImageDataConfig())
     assert len(source) == 1
     assert any(".tar files beside images, not read" in note for note in source.notes)

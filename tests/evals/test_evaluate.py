@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tessera.config import DataConfig, EvaluateConfig, UserError
+from tessera.config import EvaluateConfig, ImageDataConfig, UserError
 from tessera.data.synth.shapes import write_shapes
 from tessera.engine import dist
 from tessera.engine.dist import World
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def material(folder: Path) -> Material:
-    return load_material(DataConfig(path=str(folder), resolution=32), most_train=300, most_held_out=80, seed=0)
+    return load_material(ImageDataConfig(path=str(folder), resolution=32), most_train=300, most_held_out=80, seed=0)
 
 
 def darkened(pictures: Pictures) -> Pictures:
@@ -75,7 +75,7 @@ def test_the_sides_of_synthetic_data(material: Material, folder: Path) -> None:
     assert material.captioned
     held_out = {json.loads(line)["text"] for line in (folder / "heldout" / "metadata.jsonl").read_text().splitlines()}
     assert set(material.held_out.captions) <= held_out
-    inside = load_material(DataConfig(path=str(folder / "train"), resolution=32), most_train=4, most_held_out=4, seed=0)
+    inside = load_material(ImageDataConfig(path=str(folder / "train"), resolution=32), most_train=4, most_held_out=4, seed=0)
     assert inside.oracle == "shapes"
 
 
@@ -211,7 +211,7 @@ def test_ranks_deal_out_the_same_chunks(size: int, monkeypatch: pytest.MonkeyPat
 
 def test_other_data_use_the_validation_split(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "train", tmp_path / "photos")
-    config = DataConfig(path=str(tmp_path / "photos"), resolution=32, validation_fraction=0.1)
+    config = ImageDataConfig(path=str(tmp_path / "photos"), resolution=32, validation_fraction=0.1)
     found = load_material(config, most_train=50, most_held_out=20, seed=0)
     assert (found.oracle, found.origin) == (None, "the validation split")
     assert not {p.tobytes() for p in found.train.pictures} & {p.tobytes() for p in found.held_out.pictures}
@@ -221,15 +221,17 @@ def test_other_data_use_the_validation_split(folder: Path, tmp_path: Path) -> No
 
 def test_wrong_material_is_the_users_error(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--set data\.path=PATH"):
-        load_material(DataConfig(), most_train=1, most_held_out=1, seed=0)
+        load_material(ImageDataConfig(), most_train=1, most_held_out=1, seed=0)
     shutil.copytree(folder / "heldout", tmp_path / "photos")
     with pytest.raises(UserError, match="validation split is empty"):
-        load_material(DataConfig(path=str(tmp_path / "photos"), validation_fraction=0.0), most_train=1, most_held_out=1, seed=0)
+        load_material(
+            ImageDataConfig(path=str(tmp_path / "photos"), validation_fraction=0.0), most_train=1, most_held_out=1, seed=0
+        )
     (tmp_path / "photos" / "heldout").mkdir()
     shutil.copy(next(folder.glob("heldout/*.png")), tmp_path / "photos" / "heldout" / "a.png")
     (tmp_path / "photos" / "synth.json").write_text("{")
     with pytest.raises(UserError, match=r"synth.json cannot be read"):
-        load_material(DataConfig(path=str(tmp_path / "photos")), most_train=1, most_held_out=1, seed=0)
+        load_material(ImageDataConfig(path=str(tmp_path / "photos")), most_train=1, most_held_out=1, seed=0)
     with pytest.raises(ValueError, match="expected one each"):
         Side(np.zeros((2, 4, 4, 3), np.uint8), ("a",))
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from tessera.config import Config, DataConfig, EngineConfig, EvaluateConfig, OptimConfig
+from tessera.config import Config, EngineConfig, EvaluateConfig, ImageDataConfig, OptimConfig
 from tessera.generators.masked.model import MaskedConfig
 from tessera.generators.masked.sample import MaskedSampleConfig
 from tessera.generators.masked.stage import MaskedStageConfig
@@ -73,7 +73,7 @@ class MuseConfig(Config):
     """Where the values come from that neither the file nor --set names."""
     seed: int = Field(0, ge=0, lt=2**32)
     """Everything random is a function of it: initial weights, order, augmentation, dropout."""
-    data: DataConfig = DataConfig()
+    data: ImageDataConfig = ImageDataConfig()
     """The user's files."""
     text: TextConfig = ByteTextConfig()
     """How captions are read."""
@@ -137,7 +137,7 @@ def tiny() -> MuseConfig:
     """For a CPU: 32 px, 64 tokens of 1,000 codes, 1.9 million parameters, four minutes on two cores (docs/recipes/muse.md)."""
     return MuseConfig(
         preset="tiny",
-        data=DataConfig(resolution=32, workers=0),
+        data=ImageDataConfig(resolution=32, workers=0),
         text=ByteTextConfig(length=48, width=64, depth=1, heads=4),
         tokenizer=ImageTokenizerStageConfig(
             model=ImageTokenizerConfig(widths=(16, 48, 96), blocks=(0, 1, 2)),
@@ -166,7 +166,7 @@ def small() -> MuseConfig:
     """64 px, 64 tokens of 1,000 codes, 38 million parameters, one GPU, minutes (measured figures in docs/recipes/muse.md)."""
     return MuseConfig(
         preset="small",
-        data=DataConfig(resolution=64, workers=8),
+        data=ImageDataConfig(resolution=64, workers=8),
         tokenizer=ImageTokenizerStageConfig(),
         base=BaseConfig(model=MaskedConfig(dropout=0.1)),
         engine=EngineConfig(precision="bf16", compile=True, cuda_graphs=True),
@@ -178,7 +178,7 @@ def base() -> MuseConfig:
     to the end."""
     return MuseConfig(
         preset="base",
-        data=DataConfig(resolution=256, crop="random", zoom=1.25, workers=16),
+        data=ImageDataConfig(resolution=256, crop="random", zoom=1.25, workers=16),
         text=ByteTextConfig(length=256, width=512, depth=6, heads=8),
         tokenizer=ImageTokenizerStageConfig(
             model=ImageTokenizerConfig(
