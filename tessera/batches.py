@@ -165,6 +165,15 @@ class SequenceBatch:
     lengths: Tensor  # b int64: groups of each sample
     text: Text | TextStates
     valid: Tensor  # b bool: False where a sample only fills up the last batch of a validation pass
+
+
+class MeshBatch:
+    """Quantised meshes, padded to one number of faces, with their captions."""
+
+    corners: Tensor  # b f 3 3 int16 on the host, int64 on the device: faces x corners x bins of (z, y, x); 0 behind a mesh's end
+    num_faces: Tensor  # b int64
+    text: Text | TextStates  # for an encoder that the stage trains, or from a frozen one
+    valid: Tensor  # b bool: False where a sample only fills up the last batch of a validation pass, or could not be read
     positions: Tensor  # b int64, stays on the host
     keys: tuple[str, ...]
     captions: tuple[str | None, ...]
@@ -179,6 +188,17 @@ class SequenceBatch:
         """Called by the loader's pinning thread."""
         ids, lengths, valid = (part.pin_memory() for part in (self.ids, self.lengths, self.valid))
         return replace(self, ids=ids, lengths=lengths, text=self.text.pin_memory(), valid=valid)
+
+    def to(self, device: torch.device) -> MeshBatch:
+        """Moves without waiting; bins travel in the type they are stored in."""
+        corners = self.corners.to(device, non_blocking=True).long()
+        num_faces, valid = (part.to(device, non_blocking=True) for part in (self.num_faces, self.valid))
+        return replace(self, corners=corners, num_faces=num_faces, text=self.text.to(device), valid=valid)
+
+    def pin_memory(self) -> MeshBatch:
+        """Called by the loader's pinning thread."""
+        corners, num_faces, valid = (part.pin_memory() for part in (self.corners, self.num_faces, self.valid))
+        return replace(self, corners=corners, num_faces=num_faces, text=self.text.pin_memory(), valid=valid)
 
 
 ReadText = Callable[[Sequence[str | None], Sequence[str]], Text | TextStates]
