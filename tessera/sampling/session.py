@@ -133,7 +133,6 @@ class Session:
         if request.image is None:
             return None
         picture, redraw = self.prepare(request.image), None
-        side = picture.shape[0]
         if request.mask is not None:
             grey = to_array(to_picture(self.prepare(request.mask)).convert("RGB"), channels=1)
             redraw = torch.from_numpy(grey[None, :, :, 0] >= 128)
@@ -142,7 +141,6 @@ class Session:
         if request.outpaint:
             picture, redraw = shrunk(picture, request.outpaint)
         pixels = torch.from_numpy(picture.copy()).permute(2, 0, 1)[None].to(self.device).float().div(127.5).sub(1)
-        assert pixels.shape[-1] == side
         return pixels, None if redraw is None else redraw.to(self.device)
 
     @torch.no_grad()  # not inference_mode: ids from there could not be used in anybody's training
