@@ -203,7 +203,7 @@ class Chunk:
     seeds: Tensor  # b int64 on the device
     options: Any  # the recipe's sample section
     negatives: Sequence[str | None] | None = None  # what guidance pushes away from; None: the empty caption
-    pictures: Tensor | None = None  # b c h w in [-1, 1]: where drawing starts from
+    pictures: Tensor | None = None  # b c h w in [-1, 1], of `Draw.resolution`: where drawing starts from
     redraw: Tensor | None = None  # b h w bool with `pictures`: True where something new is drawn
 
 

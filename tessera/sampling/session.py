@@ -129,12 +129,13 @@ class Session:
         return torch.cat(made).permute(0, 2, 3, 1).numpy()
 
     def start_of(self, request: Request) -> tuple[Tensor, Tensor | None] | None:
-        """The picture that drawing starts from, 1 c h w in [-1, 1], and where it is drawn anew, 1 h w."""
+        """The picture that drawing starts from, 1 c h w in [-1, 1], as large as what is drawn, and where it is redrawn, 1 h w."""
         if request.image is None:
             return None
-        picture, redraw = self.prepare(request.image), None
+        size = self.draw.resolution
+        picture, redraw = self.prepare(request.image, size), None
         if request.mask is not None:
-            grey = to_array(to_picture(self.prepare(request.mask)).convert("RGB"), channels=1)
+            grey = to_array(to_picture(self.prepare(request.mask, size)).convert("RGB"), channels=1)
             redraw = torch.from_numpy(grey[None, :, :, 0] >= 128)
             if not redraw.any():
                 raise UserError("the mask has no white pixel, so nothing would be drawn; white marks what is drawn anew")
@@ -178,20 +179,21 @@ class Session:
         """Pictures -> what the tokenizer keeps of them."""
         return self.decode(self.encode(*pictures))
 
-    def prepare(self, picture: Picture) -> Pixels:
-        """A picture as the model sees it: resolution x resolution x channels, uint8."""
+    def prepare(self, picture: Picture, resolution: int | None = None) -> Pixels:
+        """A picture as the model sees it: resolution x resolution x channels, uint8, by default at the resolution of the data."""
         data = self.config.data
+        size = data.resolution if resolution is None else resolution
         how = {"channels": data.channels, "background": data.background}
         if isinstance(picture, (str, Path)):
             try:
-                array = read_image(picture, min_side=round(data.resolution * data.zoom), **how)
+                array = read_image(picture, min_side=round(size * data.zoom), **how)
             except UnreadableImage as error:
                 raise UserError(f"{error}; expected a png, jpg, webp or gif") from None
         elif isinstance(picture, Image.Image):
             array = to_array(picture, **how)
         else:
             array = to_array(to_picture(checked_pixels(picture)), **how)
-        return fit(array, data.resolution)
+        return fit(array, size)
 
 
 def shrunk(picture: Pixels, outpaint: Mapping[str, float]) -> tuple[Pixels, Tensor]:
