@@ -239,6 +239,20 @@ def test_a_mask_without_white(session: Session, picture: Pixels) -> None:
         session.sample("a", image=picture, mask=np.zeros((16, 16), np.uint8))
 
 
+def test_a_mask_that_is_partly_transparent(session: Session, picture: Pixels, tmp_path: Path) -> None:
+    """Editors erase to transparency: whether that is to be drawn is anybody's guess."""
+    mask = Image.fromarray(masked(slice(4, 8), slice(6, 12))).convert("RGBA")
+    whole = pixels(session.sample("a", image=picture, mask=mask))
+    assert whole == pixels(session.sample("a", image=picture, mask=mask.convert("L"))), "an alpha channel that hides nothing"
+    mask.putpixel((0, 0), (0, 0, 0, 254))
+    mask.save(tmp_path / "mask.png")
+    palette = Image.new("P", (16, 16), 1)
+    palette.info["transparency"] = 1
+    for given in (mask, np.asarray(mask), palette, tmp_path / "mask.png"):
+        with pytest.raises(UserError, match=r"the mask.* has transparent pixels.*; save it without transparency"):
+            session.sample("a", image=picture, mask=given)
+
+
 def test_rows_and_seeds(session: Session) -> None:
     request = make_request(session.config.sample, ["x", "y"], n=2, seed=7)
     assert request.rows() == [("x", 7), ("x", 8), ("y", 7), ("y", 8)]
