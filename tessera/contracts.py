@@ -200,7 +200,7 @@ class Train:
     batch_size: int  # samples per update over all ranks
     steps: int
     build: Callable[[], Stage]  # fresh nets, initialised from the seed on the CPU
-    serves: Callable[[], Nets]  # fresh nets of those that use needs, which an export holds: no critic, no helper of training
+    serves: Callable[[], Nets]  # fresh nets of those that use needs, which an export holds: no helper of training alone
     feed: Callable[[Nets, Any], Loader]  # (needed nets, a data.loader.Feed): makes the caches it reads, then the batches
     needs: Mapping[str, str] = field(default_factory=dict)  # name of a frozen net -> the stage that has trained it
     captioned: bool = False  # learns from captions
@@ -215,7 +215,7 @@ class Chunk:
     seeds: Tensor  # b int64 on the device
     options: Any  # the recipe's sample section
     negatives: Sequence[str | None] | None = None  # what guidance pushes away from; None: the empty caption
-    pictures: Tensor | None = None  # b c h w in [-1, 1]: where drawing starts from
+    pictures: Tensor | None = None  # b c h w in [-1, 1], of `Draw.resolution`: where drawing starts from
     redraw: Tensor | None = None  # b h w bool with `pictures`: True where something new is drawn
 
 
@@ -246,8 +246,6 @@ class Recipe:
     config_type: type[Config]
     presets: Mapping[str, Callable[[], Config]]
     steps: Callable[[Any], Sequence[Train]]
-    adopt: Callable[[Any, Callable[[str], Any]], Any] = (
-        _as_it_is  # (config, RUN/STAGE -> its config): takes over what others trained
-    )
+    adopt: Callable[[Any, Callable[[str], Any]], Any] = _as_it_is  # (config, RUN/STAGE -> its config): with what others trained
     settle: Callable[[Any, Any], Any] = _as_it_is  # (config, source): the config with what only the data knows
     opens: Callable[[Any, Mapping[str, Nets], Any], Draw] | None = None  # (config, trained nets by stage, device)

@@ -39,12 +39,11 @@ def open_source(config: Any, data: Any = None) -> Source:
     return opening.open_source(config.data.path, config.data)
 
 
-def settled(config: Any, source: Source, trains: Sequence[Train] | None = None) -> Any:
-    """The config with what only the data knows; data without captions is refused where a stage learns from them."""
-    recipe = RECIPES[config.recipe]
-    if any(train.captioned for train in (recipe.steps(config) if trains is None else trains)):
+def settled(config: Any, source: Source, trains: Sequence[Train]) -> Any:
+    """The config with what only the data knows; data without captions is refused where a stage that trains learns from them."""
+    if any(train.captioned for train in trains):
         refuse_uncaptioned(config, source)
-    return recipe.settle(config, source)
+    return RECIPES[config.recipe].settle(config, source)
 
 
 def refuse_uncaptioned(config: Any, source: Source) -> None:
@@ -86,7 +85,6 @@ class Needed:
 
     stage: str
     hash: str
-    step: int
     net: nn.Module
 
 
@@ -105,7 +103,7 @@ def read_needs(folder: Path, config: Any, train: Train) -> dict[str, Needed]:
         wanted = needed_by_others(folder, {train.name: train, **trains}, name) or "latest"
         stored = read_stage(folder, recipe, config, trains[name], wanted)
         (module,) = build_nets(stored).values()
-        found[net] = Needed(name, stored.hash, stored.step, module)
+        found[net] = Needed(name, stored.hash, module)
         if trains[name].origin is not None and stored.folder.parent.name == "checkpoints":
             pin(stored.folder)
     return found

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tessera.batches import from_uint8, to_uint8
 from tessera.config import UserError
 from tessera.contracts import Chunk, Draw, Recipe, Tokenizer
-from tessera.media.images import Pixels, UnreadableImage, fit, read_image, to_array
+from tessera.media.images import Channels, Pixels, UnreadableImage, fit, read_image, to_array
 from tessera.recipes.precision import full_precision
 from tessera.sampling.request import Request, make_request
 from tessera.sampling.stored import Stored, build_nets, open_stored
@@ -129,20 +129,18 @@ class Session:
         return torch.cat(made).permute(0, 2, 3, 1).numpy()
 
     def start_of(self, request: Request) -> tuple[Tensor, Tensor | None] | None:
-        """The picture that drawing starts from, 1 c h w in [-1, 1], and where it is drawn anew, 1 h w."""
+        """The picture that drawing starts from, 1 c h w in [-1, 1], as large as what is drawn, and where it is redrawn, 1 h w."""
         if request.image is None:
             return None
-        picture, redraw = self.prepare(request.image), None
-        side = picture.shape[0]
+        size = self.draw.resolution
+        picture, redraw = self.prepare(request.image, size), None
         if request.mask is not None:
-            grey = to_array(to_picture(self.prepare(request.mask)).convert("RGB"), channels=1)
-            redraw = torch.from_numpy(grey[None, :, :, 0] >= 128)
+            redraw = torch.from_numpy(self.prepare_mask(request.mask, size)[None] >= 128)
             if not redraw.any():
                 raise UserError("the mask has no white pixel, so nothing would be drawn; white marks what is drawn anew")
         if request.outpaint:
             picture, redraw = shrunk(picture, request.outpaint)
         pixels = torch.from_numpy(picture.copy()).permute(2, 0, 1)[None].to(self.device).float().div(127.5).sub(1)
-        assert pixels.shape[-1] == side
         return pixels, None if redraw is None else redraw.to(self.device)
 
     @torch.no_grad()  # not inference_mode: ids from there could not be used in anybody's training
@@ -180,20 +178,33 @@ class Session:
         """Pictures -> what the tokenizer keeps of them."""
         return self.decode(self.encode(*pictures))
 
-    def prepare(self, picture: Picture) -> Pixels:
-        """A picture as the model sees it: resolution x resolution x channels, uint8."""
+    def prepare(self, picture: Picture, resolution: int | None = None) -> Pixels:
+        """A picture as the model sees it: resolution x resolution x channels, uint8, by default at the resolution of the data."""
         data = self.config.data
-        how = {"channels": data.channels, "background": data.background}
+        size = data.resolution if resolution is None else resolution
+        return fit(self.read(picture, round(size * data.zoom), data.channels), size)
+
+    def prepare_mask(self, mask: Picture, resolution: int) -> Pixels:
+        """A mask in grey, resolution x resolution; one with transparent parts is refused: they might mean either."""
+        array = self.read(mask, resolution, channels=4)
+        if array[:, :, 3].min() < 255:
+            name = f"mask {mask}" if isinstance(mask, (str, Path)) else "mask"
+            raise UserError(
+                f"the {name} has transparent pixels, which say neither yes nor no; save it without transparency (no alpha "
+                f"channel): white where something new is drawn, black elsewhere"
+            )
+        return to_array(to_picture(fit(array, resolution)), channels=1)[:, :, 0]
+
+    def read(self, picture: Picture, min_side: int, channels: Channels) -> Pixels:
+        """A file, an image or an array, uint8 height x width x channels; a JPEG perhaps smaller, not below `min_side`."""
+        background = self.config.data.background
         if isinstance(picture, (str, Path)):
             try:
-                array = read_image(picture, min_side=round(data.resolution * data.zoom), **how)
+                return read_image(picture, min_side=min_side, channels=channels, background=background)
             except UnreadableImage as error:
                 raise UserError(f"{error}; expected a png, jpg, webp or gif") from None
-        elif isinstance(picture, Image.Image):
-            array = to_array(picture, **how)
-        else:
-            array = to_array(to_picture(checked_pixels(picture)), **how)
-        return fit(array, data.resolution)
+        image = picture if isinstance(picture, Image.Image) else to_picture(checked_pixels(picture))
+        return to_array(image, channels=channels, background=background)
 
 
 def shrunk(picture: Pixels, outpaint: Mapping[str, float]) -> tuple[Pixels, Tensor]:

@@ -58,9 +58,7 @@ class MaskedLosses:
     """The turns and the validation measure, for one configuration."""
 
     config: MaskedLossConfig
-    joint: float = (
-        0.0  # weight of a critic that is trained in the generator's own turn; 0: it has one of its own, or there is none
-    )
+    joint: float = 0.0  # weight of a critic that the generator's own turn trains; 0: it has a turn of its own, or there is none
 
     def turn(self, nets: Nets, batch: TokenBatch, context: Context) -> Loss:
         """Hide tokens, take some captions away, guess. A critic is handed what was guessed."""
