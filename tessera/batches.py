@@ -165,15 +165,6 @@ class SequenceBatch:
     lengths: Tensor  # b int64: groups of each sample
     text: Text | TextStates
     valid: Tensor  # b bool: False where a sample only fills up the last batch of a validation pass
-
-
-class MeshBatch:
-    """Quantised meshes, padded to one number of faces, with their captions."""
-
-    corners: Tensor  # b f 3 3 int16 on the host, int64 on the device: faces x corners x bins of (z, y, x); 0 behind a mesh's end
-    num_faces: Tensor  # b int64
-    text: Text | TextStates  # for an encoder that the stage trains, or from a frozen one
-    valid: Tensor  # b bool: False where a sample only fills up the last batch of a validation pass, or could not be read
     positions: Tensor  # b int64, stays on the host
     keys: tuple[str, ...]
     captions: tuple[str | None, ...]
@@ -188,6 +179,20 @@ class MeshBatch:
         """Called by the loader's pinning thread."""
         ids, lengths, valid = (part.pin_memory() for part in (self.ids, self.lengths, self.valid))
         return replace(self, ids=ids, lengths=lengths, text=self.text.pin_memory(), valid=valid)
+
+
+@dataclass(frozen=True, slots=True)
+class MeshBatch:
+    """Quantised meshes, padded to one number of faces, with their captions."""
+
+    corners: Tensor  # b f 3 3 int16 on the host, int64 on the device: faces x corners x bins of (z, y, x); 0 behind a mesh's end
+    num_faces: Tensor  # b int64
+    text: Text | TextStates  # for an encoder that the stage trains, or from a frozen one
+    valid: Tensor  # b bool: False where a sample only fills up the last batch of a validation pass, or could not be read
+    positions: Tensor  # b int64, stays on the host
+    keys: tuple[str, ...]
+    captions: tuple[str | None, ...]
+    faults: tuple[str, ...] = ()
 
     def to(self, device: torch.device) -> MeshBatch:
         """Moves without waiting; bins travel in the type they are stored in."""
