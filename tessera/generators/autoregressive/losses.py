@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +31,11 @@ class AutoregressiveLossConfig(Config):
     """How often the length is not told, so that samples can be drawn without asking for one."""
 
 
+def as_it_is(nets: Nets, batch: SequenceBatch) -> SequenceBatch:
+    """Where the loader brings tokens."""
+    return batch
+
+
 @dataclass(frozen=True, slots=True)
 class Targets:
     """What is to be guessed, group by group."""
@@ -43,16 +49,19 @@ class AutoregressiveLosses:
     """The turn and the validation measure, for one configuration."""
 
     config: AutoregressiveLossConfig
+    read: Callable[[Nets, Any], SequenceBatch] = as_it_is  # what the loader brings -> tokens, by a frozen tokenizer
 
-    def turn(self, nets: Nets, batch: SequenceBatch, context: Context) -> Loss:
+    def turn(self, nets: Nets, batch: Any, context: Context) -> Loss:
         """Take some captions and lengths away, guess."""
+        batch = self.read(nets, batch)
         key = mix(context.seed, context.step) >> 1
         untold = uniform(key, context.positions, 1, TEXT)[:, 0] < self.config.text_dropout_prob
         free = uniform(key, context.positions, 1, LENGTH)[:, 0] < self.config.length_dropout_prob
         return guess(nets, batch, encode_text(nets, batch).without(untold), batch.lengths.masked_fill(free, 0))
 
-    def measure(self, nets: Nets, batch: SequenceBatch, context: Context) -> Loss:
+    def measure(self, nets: Nets, batch: Any, context: Context) -> Loss:
         """Validation: with captions, without lengths."""
+        batch = self.read(nets, batch)
         return guess(nets, batch, encode_text(nets, batch), torch.zeros_like(batch.lengths))
 
 

@@ -47,6 +47,29 @@ class AutoregressiveSampleConfig(Config):
 
 
 @dataclass(frozen=True, slots=True)
+class EndBetween:
+    """The weakest constraint: any token, and the end where a group begins, but not at once."""
+
+    vocab_size: int
+    tokens: int  # of a group
+
+    def init(self, num: int, device: torch.device) -> tuple[int, Tensor]:
+        """The state is the number of tokens so far."""
+        return 0, self.allowed(0, num, device)
+
+    def step(self, state: int, ids: Tensor) -> tuple[int, Tensor]:
+        """One more; after the first group it only matters where in a group."""
+        after = state + 1 if state < self.tokens else self.tokens + (state + 1) % self.tokens
+        return after, self.allowed(after, len(ids), ids.device)
+
+    def allowed(self, state: int, num: int, device: torch.device) -> Tensor:
+        """b v + 1 bool"""
+        found = torch.ones(num, self.vocab_size + 1, dtype=torch.bool, device=device)
+        found[:, -1] = state == self.tokens
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class Known:
     """Groups that samples begin with."""
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from pydantic import Field
 from torch import nn
 
+from tessera.batches import SequenceBatch
 from tessera.config import Config, OptimConfig
-from tessera.contracts import Best, Stage, Turn
-from tessera.generators.autoregressive.losses import AutoregressiveLossConfig, AutoregressiveLosses, digest
+from tessera.contracts import Best, Nets, Stage, Turn
+from tessera.generators.autoregressive.losses import AutoregressiveLossConfig, AutoregressiveLosses, as_it_is, digest
 from tessera.generators.autoregressive.model import Autoregressive, AutoregressiveConfig, Block, Level
 from tessera.text.bytes import ByteEncoder
 
@@ -39,9 +41,11 @@ def build_nets(
     return nets if encoder is None else {**nets, "text": encoder}
 
 
-def build_stage(config: AutoregressiveStageConfig, nets: dict[str, nn.Module]) -> Stage:
-    """What `build_nets` made, and how it is trained."""
-    losses = AutoregressiveLosses(config.loss)
+def build_stage(
+    config: AutoregressiveStageConfig, nets: dict[str, nn.Module], read: Callable[[Nets, Any], SequenceBatch] = as_it_is
+) -> Stage:
+    """What `build_nets` made, and how it is trained. `read` turns what the loader brings into tokens."""
+    losses = AutoregressiveLosses(config.loss, read)
     return Stage(
         nets=nets,
         averaged=tuple(nets),

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from tessera.config import Config
@@ -22,12 +21,10 @@ FACE = CORNERS * AXES  # tokens
 
 
 class CoordinateConfig(Config):
-    """Bins of coordinates are the tokens."""
+    """Bins of coordinates, as many as `data.bins`, are the tokens."""
 
     kind: Literal["coordinates"] = "coordinates"
-    """The kind of tokenizer."""
-    bins: int = Field(128, ge=16, le=1024)
-    """Steps of each axis, over the whole box that a mesh is scaled into."""
+    """The kind of tokenizer: bins of coordinates as they are. Nothing is trained, and nothing is lost."""
 
 
 @dataclass(frozen=True, slots=True)
