@@ -69,8 +69,8 @@ def find_shape_copies(
     """Clouds, s n 3 each. As near as the first percentile of the held-out distances, or nearer, is a copy."""
     if not len(samples) or not len(held_out):
         raise ValueError(
-            f"{len(samples)} samples and {len(held_out)} held-out shapes; both are needed: the threshold of a copy is a percentile "
-            "of held-out distances"
+            f"{len(samples)} samples and {len(held_out)} held-out shapes; both are needed: the threshold of a copy is a "
+            "percentile of held-out distances"
         )
     indices, distances = nearest_shapes(samples, train, shortlist=shortlist, device=device)
     _, real = nearest_shapes(held_out, train, shortlist=shortlist, device=device)
