@@ -57,9 +57,7 @@ def own_neighbours(within: Doubles, across: Doubles) -> Doubles:
     A shape is not its own neighbour, so the diagonal is not looked at; a twin of it is.
     """
     if within.shape != (len(across), len(across)):
-        raise ValueError(
-            f"distances within a set are shaped {within.shape}, to the other {across.shape}; expected n n and n m"
-        )
+        raise ValueError(f"distances within a set are shaped {within.shape}, to the other {across.shape}; expected n n and n m")
     others = within.copy()
     np.fill_diagonal(others, np.inf)
     nearest = np.minimum(others.min(1), across.min(1))[:, None]
