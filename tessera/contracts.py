@@ -11,7 +11,7 @@ import contextlib
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -215,22 +215,19 @@ class Chunk:
     seeds: Tensor  # b int64 on the device
     options: Any  # the recipe's sample section
     negatives: Sequence[str | None] | None = None  # what guidance pushes away from; None: the empty caption
-    pictures: Tensor | None = None  # b c h w in [-1, 1], of `Draw.resolution`: where drawing starts from
+    pictures: Tensor | None = None  # b c h w in [-1, 1], as large as what is drawn: where drawing starts from
     redraw: Tensor | None = None  # b h w bool with `pictures`: True where something new is drawn
+    mesh: Any = None  # a part of a mesh, of which a whole one is made
 
 
 class Draw(Protocol):
     """A recipe's trained nets, ready to draw."""
 
-    @property
-    def resolution(self) -> int:
-        """Height and width of what is drawn."""
+    def __call__(self, chunk: Chunk) -> Sequence[Any]:
+        """One thing of the recipe's medium for every row: a PIL picture, a `media.meshes.Mesh`."""
 
-    def __call__(self, chunk: Chunk) -> Tensor:
-        """b c h w in [-1, 1]"""
-
-    def loss(self, pictures: Any, captions: Sequence[str | None]) -> Mapping[str, float]:
-        """Held-out loss of pictures, uint8 n h w c, in the units of training."""
+    def loss(self, real: Any, captions: Sequence[str | None]) -> Mapping[str, float]:
+        """Held-out loss of real things (pictures as uint8 n h w c, or a list of meshes), in the units of training."""
 
 
 def _as_it_is(config: Any, other: Any) -> Any:
@@ -243,6 +240,7 @@ class Recipe:
 
     name: str
     summary: str
+    medium: Literal["picture", "mesh"]  # what is drawn
     config_type: type[Config]
     presets: Mapping[str, Callable[[], Config]]
     steps: Callable[[Any], Sequence[Train]]

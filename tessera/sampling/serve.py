@@ -8,7 +8,7 @@ from typing import Any
 
 from tessera.config import UserError, parse_sets
 from tessera.files import free_folder
-from tessera.sampling.export import Written, refuse_existing, sample_names, write_samples
+from tessera.sampling.export import SUFFIXES, Written, refuse_existing, sample_names, write_samples
 from tessera.sampling.request import Request, make_request, read_prompts, read_request
 from tessera.sampling.session import Session, load
 from tessera.sampling.stored import our_version
@@ -24,7 +24,9 @@ def draw_to_files(
     session = load(run, checkpoint=checkpoint)
     request = read_call(session, prompts, prompts_file, request_file, named, {**flags, **sample_values(sets)})
     folder = out or free_folder(run / "drawn")
-    refuse_existing(folder, [f"{name}{suffix}" for name in sample_names(request) for suffix in (".png", ".json")])
+    refuse_existing(
+        folder, [f"{name}{suffix}" for name in sample_names(request) for suffix in (*SUFFIXES[session.recipe.medium], ".json")]
+    )
     return write_samples(folder, request, session.serve(request), made_by(session)), folder
 
 

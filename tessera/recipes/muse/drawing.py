@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 
 from tessera.batches import TokenBatch, from_uint8, to_uint8
@@ -17,6 +18,7 @@ from tessera.contracts import Chunk, Context, Nets
 from tessera.generators.masked.losses import MaskedLosses
 from tessera.generators.masked.replay import GraphedSampler
 from tessera.generators.masked.sample import MaskedSampleConfig
+from tessera.media.images import to_picture
 from tessera.randomness import mix_text, uniform
 from tessera.recipes.captions import Prompts
 from tessera.recipes.muse.config import MuseConfig, MuseSampleConfig
@@ -45,7 +47,11 @@ class Painter:
         return self.config.data.resolution if fine is None or "superres" not in self.stages else fine.resolution
 
     @torch.no_grad()
-    def __call__(self, chunk: Chunk) -> Tensor:
+    def __call__(self, chunk: Chunk) -> list[Image.Image]:
+        """A picture for every row."""
+        return [to_picture(array) for array in pictures(self.pixels(chunk))]
+
+    def pixels(self, chunk: Chunk) -> Tensor:
         """b c h w in [-1, 1]."""
         options = chunk.options
         assert isinstance(options, MuseSampleConfig)
