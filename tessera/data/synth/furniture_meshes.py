@@ -94,25 +94,25 @@ def _stand(parts: Parts, sizes: Sizes, kind: str, width: float, depth: float, re
 def _build_chair(words: Mapping[str, str], draws: Draws, parts: Parts) -> None:
     depth, seat, arm = draws.between(0.42, 0.48), draws.between(0.48, 0.54), draws.between(0.17, 0.23)
     width = depth * (draws.between(0.92, 1.08) if words["width"] == "narrow" else draws.between(1.7, 1.95))
-    rise = {"none": 0.0, "low": draws.between(0.2, 0.28), "high": draws.between(0.58, 0.75)}[words["back"]]
+    rise = {"none": 0.0, "low": draws.between(0.2, 0.26), "high": draws.between(0.5, 0.62)}[words["back"]]
     arms = words["armrests"] == "with"
     sizes = Sizes(draws, max(width, seat + max(rise, 0.07, arm * 1.3 if arms else 0.0)))
-    plate, edge = sizes.bins(5, 7), sizes.bins(3.5, 5)
+    plate, edge = sizes.bins(5, 7), sizes.bins(3.5, 4.5)
     _stand(parts, sizes, words["legs"], width, depth, 1.0, seat - plate)
     parts.box(_around(0, width), _around(0, depth), (seat - plate, seat))
     side, rear = width / 2 - edge, depth / 2 - edge  # where the cushion ends
     if rise:
-        thick = sizes.bins(4.5, 6.5)
+        thick = sizes.bins(4.5, 6)
         parts.box((-side, side), (rear - thick, rear), (seat, seat + rise))
         rear -= thick + sizes.bins(3.5, 4.5)
     if arms:
-        post, board = sizes.bins(4.5, 6), sizes.bins(4, 5.5)
+        post, board = sizes.bins(4, 5), sizes.bins(4, 5.5)
         long, middle = (-depth / 2 + sizes.bins(0, 4), rear), (rear - depth / 2) / 2
         for x in (-(side - post / 2), side - post / 2):
             parts.box(_around(x, post), _around(middle, sizes.bins(5, 8)), (seat, seat + arm))
             parts.box(_around(x, post + sizes.bins(1, 4)), long, (seat + arm, seat + arm + board))
-        side -= post + sizes.bins(1, 2)
-    parts.box((-side, side), (-depth / 2 + edge, rear), (seat, seat + sizes.bins(5.5, 8)))
+        side -= post + sizes.bins(0.5, 1.5)
+    parts.box((-side, side), (-depth / 2 + edge, rear), (seat, seat + sizes.bins(5, 7)))
 
 
 def _build_table(words: Mapping[str, str], draws: Draws, parts: Parts) -> None:
@@ -197,7 +197,7 @@ def _build_bed(words: Mapping[str, str], draws: Draws, parts: Parts) -> None:
         parts.box(_around(0, width - 2 * edge), (length / 2, length / 2 + sizes.bins(4.5, 6.5)), (floor + edge, soft + rise))
     count = ("none", "one", "two").index(words["pillows"])
     room = width - 2 * inset - 2 * sizes.bins(3.5, 4.5)  # for the pillows, across the bed
-    gap, thick, far = sizes.bins(3.5, 6), sizes.bins(5, 8), length / 2 - inset - sizes.bins(3.5, 5)
+    gap, thick, far = sizes.bins(3.5, 5), sizes.bins(4.5, 6.5), length / 2 - inset - sizes.bins(3.5, 5)
     for x in ((), (0.0,), (-(room + gap) / 4, (room + gap) / 4))[count]:
         across = (room - gap) / 2 if count == 2 else room * 0.7
         parts.box(_around(x, across), (far - 0.2, far), (soft, soft + thick))
