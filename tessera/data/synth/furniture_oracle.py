@@ -1,8 +1,8 @@
 """Reads a mesh of furniture back into words and compares it with a caption: triangles enter, right or wrong leaves.
 
 Nothing but the geometry is read: the parts of a mesh, each a box with a round or square outline (`mesh_parts`). Each kind
-of furniture claims the parts that have a place in it: what reaches from the floor to the seat is a leg, what stands on the rear of
-the seat is the back. The kind that leaves fewest questions open is the answer. Neither size nor place nor a quarter turn matters.
+of furniture claims the parts that have a place in it: what reaches from the floor to the seat is a leg, what stands on its
+rear is the back. The kind that leaves fewest questions open is the answer. Neither size nor place nor a quarter turn matters.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
