@@ -113,16 +113,17 @@ def sample(
 
     flags = {"steps": steps, "guidance": guidance}
     named = {"n": n, "seed": seed, "negative": negative, "image": image, "mask": mask}
-    written, folder = draw_to_files(
+    drawn = draw_to_files(
         run, prompts or [], prompts_file=prompts_file, request_file=request, sets=sets or (), out=out, checkpoint=checkpoint,
         named={key: value for key, value in named.items() if value is not None},
         flags={key: value for key, value in flags.items() if value is not None},
     )  # fmt: skip
-    for sample in written[:20]:
+    for sample in drawn.samples[:20]:
         print(f"{sample.path}  seed {sample.seed}  {sample.prompt}")
-    if len(written) > 20:
-        print(f"... {len(written):,} pictures in {folder}")
-    name, again = shlex.quote(str(run)), shlex.quote(str(written[0].path.with_suffix(".json")))
+    if len(drawn.samples) > 20:
+        print(f"... {len(drawn.samples):,} pictures in {drawn.folder}")
+    print(drawn.by)
+    name, again = shlex.quote(str(run)), shlex.quote(str(drawn.samples[0].path.with_suffix(".json")))
     print(f"next: tessera sample {name} --request {again}   draws the first again   or   tessera evaluate {name}")
 
 
