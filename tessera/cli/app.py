@@ -136,11 +136,14 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Judge a trained model by held-out data, every number beside the reference rows that give it a meaning."""
+    from tessera.engine.track import Journal
     from tessera.evals.lines import lines
     from tessera.evals.run import evaluate_run
 
-    evaluation, folder = evaluate_run(run, n=n, sets=sets or (), checkpoint=checkpoint)
-    if os.environ.get("RANK", "0") != "0":  # of several ranks only the first speaks
+    speaks = os.environ.get("RANK", "0") == "0"  # of several ranks only the first
+    say = Journal(None, speaks=speaks).say
+    evaluation, folder = evaluate_run(run, n=n, sets=sets or (), checkpoint=checkpoint, say=say)
+    if not speaks:
         return
     if as_json:
         print(json.dumps(evaluation.report, indent=1, ensure_ascii=False))

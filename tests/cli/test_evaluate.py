@@ -1,0 +1,31 @@
+"""`tessera evaluate`: its report on stdout, its progress on stderr, its files where they belong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.small import generated, pictures, workshop
+
+__all__ = ["generated", "pictures", "workshop"]
+
+Run = Callable[..., Any]
+QUICK = ("--n", 3, "--set", "evaluate.fit_steps=2", "evaluate.resamples=2")
+
+
+@pytest.fixture
+def model(tessera: Run, tmp_path: Path, generated: Path) -> Path:
+    """An export in the current folder."""
+    assert tessera("export", generated, "--out", "model").code == 0
+    return tmp_path / "model"
+
+
+def test_progress_is_told_and_keeps_out_of_the_json(tessera: Run, tmp_path: Path, model: Path, pictures: Path) -> None:
+    ended = tessera("evaluate", "model", "--json", *QUICK, f"data.path={pictures}")
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["n"] == 3
+    assert "drawing 3 pictures from their captions" in ended.err.splitlines()
