@@ -104,7 +104,9 @@ def sample(
     negative: Annotated[str | None, typer.Option(metavar="TEXT", help="What the pictures should not be.")] = None,
     image: Annotated[Path | None, typer.Option(metavar="FILE", help="Start from this picture: a variation of it.")] = None,
     mask: Annotated[Path | None, typer.Option(metavar="FILE", help="With --image: draw anew only where this is white.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where pictures go; default RUN/drawn/NNN.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where pictures go; default RUN/drawn/NNN, of an export ./drawn/NNN.")
+    ] = None,
     checkpoint: Annotated[str | None, typer.Option(metavar="NAME", help="latest, best or step-N of the last stage.")] = None,
     sets: Sets = None,
 ) -> None:
@@ -168,7 +170,7 @@ def export(
         print(f"{file}  {file.stat().st_size:,} bytes")
     print(f"the licence in {out / 'README.md'} is yours to write")
     if (out / "base").is_dir():
-        print(f'next: tessera sample {shlex.quote(str(out))} "PROMPT" --out DIR')
+        print(f'next: tessera sample {shlex.quote(str(out))} "PROMPT"')
         return
     code = f'import tessera; tessera.load({json.dumps(str(out))}).reconstruct("PICTURE")[0].save("reconstruction.png")'
     print(f"next: python -c {shlex.quote(code)}")

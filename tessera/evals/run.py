@@ -19,14 +19,15 @@ from tessera.evals.nets import Pictures
 from tessera.files import digest, free_folder
 from tessera.sampling.request import make_request
 from tessera.sampling.session import Session, load
+from tessera.sampling.stored import place_for_results
 
 
 def evaluate_run(
     run: Path | str, *, n: int | None = None, sets: Sequence[str] = (), checkpoint: str | None = None, data: Any = None,
     device: str = "auto", say: Say = lambda line: None,
 ) -> tuple[Evaluation, Path]:  # fmt: skip
-    """Judges a trained model by its held-out data; also the folder RUN/evaluation-NNN that was written. Under torchrun the ranks
-    share the sampling."""
+    """Judges a trained model by its held-out data; also the folder that was written: evaluation-NNN in the run, or of an export in
+    the current folder. Under torchrun the ranks share the sampling."""
     ranks = join(EngineConfig()) if "WORLD_SIZE" in os.environ else None
     session = load(run, checkpoint=checkpoint, device=device if ranks is None else ranks.device)
     changes = dict(parse_sets(sets).values)
@@ -40,7 +41,7 @@ def evaluate_run(
     world = ranks or World(0, 1, session.device)
     judge = given_extractor(config, session.device)
     evaluation = evaluate(subject, material, config, world=world, extractor=judge, say=say)
-    folder = free_folder(Path(run), "evaluation-")
+    folder = free_folder(place_for_results(Path(run)), "evaluation-")
     if world.main:
         write_evaluation(evaluation, folder)
     leave()

@@ -12,7 +12,7 @@ from tessera.files import free_folder
 from tessera.sampling.export import Written, refuse_existing, sample_names, write_samples
 from tessera.sampling.request import Request, make_request, read_prompts, read_request
 from tessera.sampling.session import Session, load
-from tessera.sampling.stored import our_version
+from tessera.sampling.stored import our_version, place_for_results
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def draw_to_files(
     section, the request's file, flags, --set sample.KEY=VALUE."""
     session = load(run, checkpoint=checkpoint)
     request = read_call(session, prompts, prompts_file, request_file, named, {**flags, **sample_values(sets)})
-    folder = out or free_folder(run / "drawn")
+    folder = out or free_folder(place_for_results(run) / "drawn")
     refuse_existing(folder, [f"{name}{suffix}" for name in sample_names(request) for suffix in (".png", ".json")])
     return Drawn(write_samples(folder, request, session.serve(request), made_by(session)), folder, drawn_by(session))
 

@@ -29,3 +29,15 @@ def test_progress_is_told_and_keeps_out_of_the_json(tessera: Run, tmp_path: Path
     assert ended.code == 0, ended.err
     assert json.loads(ended.out)["n"] == 3
     assert "drawing 3 pictures from their captions" in ended.err.splitlines()
+
+
+def test_an_export_stays_as_it_was_written(tessera: Run, tmp_path: Path, model: Path, pictures: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in model.rglob("*")}
+    for number in ("001", "002"):
+        ended = tessera("evaluate", "model", *QUICK, f"data.path={pictures}")
+        assert ended.code == 0, ended.err
+        assert (tmp_path / f"evaluation-{number}" / "evaluation.json").is_file()
+        assert f"written: evaluation-{number}" in ended.out.splitlines()
+        assert tessera("sample", "model", "a").code == 0
+        assert sorted(path.name for path in (tmp_path / "drawn" / number).iterdir()) == ["0.json", "0.png"]
+    assert {path: path.stat().st_mtime_ns for path in model.rglob("*")} == before
