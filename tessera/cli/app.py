@@ -126,7 +126,8 @@ def sample(
         print(f"... {len(drawn.samples):,} pictures in {drawn.folder}")
     print(drawn.by)
     name, again = shlex.quote(str(run)), shlex.quote(str(drawn.samples[0].path.with_suffix(".json")))
-    print(f"next: tessera sample {name} --request {again}   draws the first again   or   tessera evaluate {name}")
+    data = "" if (run / "config.yaml").is_file() else " --set data.path=FOLDER"  # an export does not know where its data lie
+    print(f"next: tessera sample {name} --request {again}   draws the first again   or   tessera evaluate {name}{data}")
 
 
 @app.command()

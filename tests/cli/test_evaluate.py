@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,3 +42,13 @@ def test_an_export_stays_as_it_was_written(tessera: Run, tmp_path: Path, model: 
         assert tessera("sample", "model", "a").code == 0
         assert sorted(path.name for path in (tmp_path / "drawn" / number).iterdir()) == ["0.json", "0.png"]
     assert {path: path.stat().st_mtime_ns for path in model.rglob("*")} == before
+
+
+def test_the_hint_after_sampling_works(tessera: Run, generated: Path, model: Path, pictures: Path) -> None:
+    for place, tail in ((generated, ""), ("model", " --set data.path=FOLDER")):
+        ended = tessera("sample", place, "a", "--out", f"out{len(tail)}")
+        hint = ended.out.splitlines()[-1].rpartition("   or   ")[2]
+        assert hint == f"tessera evaluate {place}{tail}"
+    command = shlex.split(hint.replace("FOLDER", str(pictures)).removeprefix("tessera "))
+    ended = tessera(*command, "evaluate.fit_steps=2", "evaluate.resamples=2", "--n", 3)
+    assert ended.code == 0, ended.err
