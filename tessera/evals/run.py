@@ -26,8 +26,8 @@ def evaluate_run(
     run: Path | str, *, n: int | None = None, sets: Sequence[str] = (), checkpoint: str | None = None, data: Any = None,
     device: str = "auto", say: Say = lambda line: None,
 ) -> tuple[Evaluation, Path]:  # fmt: skip
-    """Judges a trained model by its held-out data; also the folder that was written: evaluation-NNN in the run, or of an export in
-    the current folder. Under torchrun the ranks share the sampling."""
+    """Judges a trained model by its held-out data; also the folder that was written: evaluation-NNN in the run, for an export
+    in the current folder. Under torchrun the ranks share the sampling."""
     ranks = join(EngineConfig()) if "WORLD_SIZE" in os.environ else None
     session = load(run, checkpoint=checkpoint, device=device if ranks is None else ranks.device)
     changes = dict(parse_sets(sets).values)
