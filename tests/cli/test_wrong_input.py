@@ -88,6 +88,10 @@ def test_a_file_that_is_no_config(tessera: Run, tmp_path: Path, text: str, said:
         ),
         (["train", "muse", "--stage", "bsae", "--print-config"], "no stage is called 'bsae'"),
         (["train", "muse", "--stage", "superres"], "no stage is called 'superres'; this recipe has tokenizer, base"),
+        (
+            ["train", "muse", "--data", "x", "--stage", "base", "--run", "mine"],
+            "stage base needs the tokenizer, which a new run does not have; leave out --stage to train all stages, or go on with",
+        ),
         (["train", "muse", "--set", "superres.resolution=32"], "superres.resolution 32 must be larger than data.resolution 64"),
         (["train", "muse", "--set", "base.needs.tokenizer=nowhere/tokenizer"], "nowhere is no run folder"),
         (["sample", "nowhere", "a cat"], "nowhere does not exist; expected a run folder"),
