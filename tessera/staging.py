@@ -64,8 +64,8 @@ def refuse_missing_stages(config: Any, trains: Sequence[Train]) -> None:
     for train in trains:
         if missing := [name for name in train.needs.values() if name not in here | elsewhere]:
             raise UserError(
-                f"stage {train.name} needs the {missing[0]}, which a new run does not have; leave out --stage to train all stages, "
-                f"or go on with a run that has it: `tessera resume RUN --stage {train.name}`"
+                f"stage {train.name} needs the {missing[0]}, which a new run does not have; leave out --stage to train all stages"
+                f", or go on with a run that has it: `tessera resume RUN --stage {train.name}`"
             )
 
 

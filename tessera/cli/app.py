@@ -29,7 +29,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the data and the runs.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the data and the runs.")] = Path("demo"),
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of each stage; the default takes four minutes.")] = None,
 ) -> None:
     """The main job on data it makes itself, end to end, on a CPU, in minutes."""
@@ -236,7 +236,7 @@ def data_prepare(
 @data_app.command("synth")
 def data_synth(
     kind: Annotated[str, typer.Argument(metavar="shapes", help="What to make: shapes.")],
-    out: Annotated[Path, typer.Option(help="A new folder: train/, heldout/ and synth.json.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="A new folder: train/, heldout/ and synth.json.")],
     n: Annotated[int, typer.Option(help="Training pictures; an eighth as many are held out.")] = 1000,
     seed: Annotated[int, typer.Option(help="The same seed makes the same files.")] = 0,
     size: Annotated[int, typer.Option(help="Pixels of a side.")] = 64,

@@ -113,8 +113,8 @@ def test_a_file_that_is_no_config(tessera: Run, tmp_path: Path, text: str, said:
         (["train", "muse", "--steps", "0"], "greater than or equal to 1"),
         (["train", "muse", "--steps", "few"], "--steps"),
         (["train", "muse", "--data"], "--data"),
-        (["data", "synth", "shapes"], "--out"),
-        (["export", "run"], "--out"),
+        (["data", "synth", "shapes"], "Missing option '--out DIR'"),
+        (["export", "run"], "Missing option '--out DIR'"),
         (["doctor", "--resume"], "--resume-test"),
     ],
 )
