@@ -1,7 +1,7 @@
 """What travels from the loader to a loss: typed batches, one class per modality.
 
 Pixels are uint8 on the host and float in [-1, 1] on the device: `to` moves first and converts there, so that a quarter
-of the bytes cross the bus. Axis letters: b batch, c channels, h w picture.
+of the bytes cross the bus. Axis letters: b batch, c channels, h w picture, f faces.
 """
 
 from __future__ import annotations
@@ -142,6 +142,36 @@ class TokenBatch:
         """Called by the loader's pinning thread."""
         low = None if self.low is None else self.low.pin_memory()
         return replace(self, ids=self.ids.pin_memory(), low=low, text=self.text.pin_memory(), valid=self.valid.pin_memory())
+
+
+@dataclass(frozen=True, slots=True)
+class MeshBatch:
+    """Meshes in bins, each in canonical order, padded to one number of faces; with their captions."""
+
+    corners: Tensor  # b f 3 3, (z, y, x) in bins: int16 on the host, int64 once moved; 0 behind a mesh's end
+    num_faces: Tensor  # b int64
+    text: Text | TextStates  # for an encoder that the stage trains, or from a frozen one
+    valid: Tensor  # b bool: False where a sample only fills up the last batch of a validation pass
+    positions: Tensor  # b int64, stays on the host
+    keys: tuple[str, ...]
+    captions: tuple[str | None, ...]
+    faults: tuple[str, ...] = ()
+
+    @property
+    def mask(self) -> Tensor:
+        """b f bool: which faces belong to the mesh."""
+        return torch.arange(self.corners.shape[1], device=self.corners.device) < self.num_faces[:, None]
+
+    def to(self, device: torch.device) -> MeshBatch:
+        """Moves without waiting; corners travel as int16."""
+        corners = self.corners.to(device, non_blocking=True).long()
+        num_faces, valid = (part.to(device, non_blocking=True) for part in (self.num_faces, self.valid))
+        return replace(self, corners=corners, num_faces=num_faces, text=self.text.to(device), valid=valid)
+
+    def pin_memory(self) -> MeshBatch:
+        """Called by the loader's pinning thread."""
+        corners, num_faces, valid = (part.pin_memory() for part in (self.corners, self.num_faces, self.valid))
+        return replace(self, corners=corners, num_faces=num_faces, text=self.text.pin_memory(), valid=valid)
 
 
 ReadText = Callable[[Sequence[str | None], Sequence[str]], Text | TextStates]
