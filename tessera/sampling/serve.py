@@ -67,7 +67,8 @@ def drawn_by(session: Session) -> str:
     """One line for whoever wonders why pictures are small, or still poor."""
     trained = ", ".join(f"{name} step {step:,}" for name, step in session.steps.items())
     missing = "".join(f", {name} not trained" for name in untrained(session))
-    return f"drawn by {trained}{missing}: pictures are {session.resolution} px"
+    size = f": pictures are {session.resolution} px" if session.recipe.medium == "picture" else ""
+    return f"drawn by {trained}{missing}{size}"
 
 
 def untrained(session: Session) -> list[str]:
@@ -84,5 +85,5 @@ def made_by(session: Session) -> dict[str, Any]:
         "device": session.device.type,
         "stages": {name: {"step": session.steps[name], "weights": session.hashes[name]} for name in session.steps},
         "untrained": untrained(session),
-        "resolution": session.resolution,
+        **({"resolution": session.resolution} if session.recipe.medium == "picture" else {}),
     }
