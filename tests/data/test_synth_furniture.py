@@ -279,7 +279,7 @@ def test_small_damage_is_forgiven() -> None:
         mesh = quantise(made(words, index))
         assert score(Mesh(mesh.vertices, np.delete(mesh.faces, rng.integers(len(mesh.faces)), axis=0)), words)["joint"]
         moved = mesh.vertices.copy()
-        moved[rng.integers(len(moved))] += rng.integers(-1, 2, 3) * 2 / BINS
+        moved[rng.integers(len(moved))] += rng.integers(-2, 3, 3) * 2 / BINS
         assert score(Mesh(moved, mesh.faces), words)["joint"], caption(words)
         torn = mesh.faces.copy()  # one corner of one face a bin off: a crack
         torn[rng.integers(len(torn)), 0] = len(mesh.vertices)

@@ -98,13 +98,15 @@ def _both_sides(parts: Sequence[Part]) -> bool:
 
 
 def _take_legs(heap: Heap, top: Part) -> list[Part]:
-    """What is slim and reaches from the floor to the underside of `top`."""
+    """What is slim and carries `top`."""
     slim = 0.35 * top.size[:2].max()
-    return heap.take(lambda p: on_floor(p) and near(p.high[2], top.low[2]) and over(p, top) and p.size[:2].max() < slim)
+    return heap.take(lambda p: near(p.high[2], top.low[2]) and over(p, top) and p.size[:2].max() < slim)
 
 
 def _stable(legs: Sequence[Part], top: Part) -> bool:
-    """Whether the middle of the top lies well within the legs: three of four legs are not three legs."""
+    """Whether legs reach the floor, and the top's middle lies well within them: three of four legs are not three legs."""
+    if not all(on_floor(leg) for leg in legs):
+        return False
     spots = np.array([(leg.middle - top.middle)[:2] / (top.size[:2] / 2) for leg in legs])
     spots = spots[np.argsort(np.arctan2(spots[:, 1], spots[:, 0]))]
     after = np.roll(spots, -1, axis=0)
@@ -115,12 +117,10 @@ def _stable(legs: Sequence[Part], top: Part) -> bool:
 def _read_stand(heap: Heap, top: Part) -> str:
     """Three legs, four, or a pedestal: a column on a foot."""
     legs = _take_legs(heap, top)
-    if legs:
-        return NUMBERS[len(legs)] if len(legs) in (3, 4) and _stable(legs, top) else OTHER
-    slim = 0.35 * top.size[:2].max()
-    columns = heap.take(lambda p: near(p.high[2], top.low[2]) and p.size[:2].max() < slim and _central(p, top))
-    feet = heap.take(lambda p: on_floor(p) and _flat(p) and any(on(column, p) for column in columns))
-    return "pedestal" if len(columns) == len(feet) == 1 and _central(feet[0], top) else OTHER
+    feet = heap.take(lambda p: on_floor(p) and _flat(p) and _central(p, top) and any(on(leg, p) for leg in legs))
+    if len(legs) == len(feet) == 1 and _central(legs[0], top):
+        return "pedestal"
+    return NUMBERS[len(legs)] if len(legs) in (3, 4) and not feet and _stable(legs, top) else OTHER
 
 
 def _central(part: Part, whole: Part) -> bool:

@@ -14,7 +14,7 @@ from tessera.media.meshes import Mesh, Points, Triangles
 
 NEAR = 0.03  # two faces this close touch
 THIN = 0.01  # what is thinner is no body
-MAX_OPEN = 0.25  # share of a part's edges that may belong to other than two faces; a box without one of its sides has 0.24
+MAX_OPEN = 0.34  # share of a part's edges that may belong to other than two faces; in a box that lacks two of 12 it is a third
 
 
 @dataclass(frozen=True)
@@ -98,16 +98,18 @@ def _open_share(faces: Triangles) -> float:
 
 def _measure(points: Points, closed: bool) -> Part:
     low, high = points.min(axis=0), points.max(axis=0)
-    size = np.maximum(high - low, 1e-9)
-    halfway = (low[2] + high[2]) / 2
+    heights, halfway = points[:, 2], (low[2] + high[2]) / 2
+    levels = points[heights <= halfway], points[heights >= halfway]
+    low[2], high[2] = (np.median(level[:, 2]) for level in levels)  # so that one vertex that is off moves no floor
     reach = []  # of both ends: half widths, and how far out the corners lie: 2 on a square, 1.41 on an octagon
-    for level in (points[points[:, 2] <= halfway], points[points[:, 2] >= halfway]):
+    for level in levels:
         half = np.maximum(np.ptp(level[:, :2], axis=0) / 2, 1e-9)
         middle = (level[:, :2].min(axis=0) + level[:, :2].max(axis=0)) / 2
         reach.append((half.mean(), (np.abs(level[:, :2] - middle) / half).sum(axis=1).mean()))
     (bottom, corner_low), (top, corner_high) = reach
-    sound = closed and size.min() > THIN and (np.minimum(points[:, 2] - low[2], high[2] - points[:, 2]) < NEAR).all()
-    return Part(low, low + size, bool((corner_low + corner_high) / 2 < 1.7), float(top / bottom), bool(sound))
+    levelled = (np.minimum(np.abs(heights - low[2]), np.abs(heights - high[2])) < NEAR).all()
+    sound = closed and bool((high - low).min() > THIN) and bool(levelled)
+    return Part(low, high, bool((corner_low + corner_high) / 2 < 1.7), float(top / bottom), sound)
 
 
 def quarter_turn(part: Part) -> Part:
