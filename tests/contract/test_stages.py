@@ -75,7 +75,7 @@ SMALL = {
         ),
     ),
     "meshgpt": Small(
-        lambda out: write_furniture(out, 24, 0),
+        lambda out: write_furniture(out, 40, 0),
         (
             "data.validation_fraction=0.2",
             "data.bins=32",
@@ -94,7 +94,7 @@ SMALL = {
         ),
     ),
     "meshgpt-graph": Small(
-        lambda out: write_furniture(out, 24, 0),
+        lambda out: write_furniture(out, 40, 0),
         (
             "data.validation_fraction=0.2",
             "data.bins=32",
