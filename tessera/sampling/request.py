@@ -90,9 +90,14 @@ def read_request(path: Path) -> dict[str, Any]:
 
 def read_prompts(path: Path) -> list[str]:
     """One a line, as they are; an empty line in the middle is an empty prompt."""
+    expected = "expected a text file with one prompt a line, in UTF-8"
+    if not path.is_file():
+        raise UserError(f"--prompts {path} {'is a folder' if path.is_dir() else 'does not exist'}; {expected}")
     try:
         text = path.read_text(encoding="utf8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as text: {error}; expected one prompt a line, UTF-8") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"--prompts {path} is no text in UTF-8 (byte {error.start + 1:,}); {expected}") from None
+    except OSError as error:
+        raise UserError(f"--prompts {path} cannot be read ({error.strerror}); {expected}") from None
     lines = [line.rstrip("\r") for line in text.split("\n")]
     return lines[:-1] if lines and not lines[-1] else lines

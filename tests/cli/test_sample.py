@@ -123,7 +123,12 @@ def test_it_says_which_stages_drew(tessera: Run, tmp_path: Path, generated: Path
     [
         ([], "nothing to draw: give a prompt"),
         (["a", "--prompts", "prompts.txt"], "give one of them"),
-        (["--prompts", "nowhere.txt"], "nowhere.txt cannot be read as text"),
+        (
+            ["--prompts", "nowhere.txt"],
+            "tessera: --prompts nowhere.txt does not exist; expected a text file with one prompt a",
+        ),
+        (["--prompts", "."], "tessera: --prompts . is a folder; expected a text file with one prompt a line"),
+        (["--prompts", "bytes.txt"], "tessera: --prompts bytes.txt is no text in UTF-8 (byte 2); expected a text file"),
         (["--request", "wrong.yaml"], "a request has no 'promt'; did you mean 'prompt'?"),
         (["a", "-n", "0"], "n is 0"),
         (["a", "--seed", "-1"], "seed is -1"),
@@ -143,6 +148,7 @@ def test_wrong_input_ends_with_2_and_writes_nothing(
 ) -> None:
     (tmp_path / "prompts.txt").write_text("a\n")
     (tmp_path / "wrong.yaml").write_text("promt: a\n")
+    (tmp_path / "bytes.txt").write_bytes(b"a\xff\n")
     ended = tessera("sample", generated, *arguments, "--out", "out")
     assert ended.code == 2
     assert said in ended.err, ended.err
@@ -159,6 +165,25 @@ def test_nothing_is_overwritten(tessera: Run, tmp_path: Path, generated: Path) -
         assert "out already holds 0.png and" in ended.err
         assert "name another --out" in ended.err
     assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("out", "said"),
+    [("file", "tessera: file is a file, not a folder;"), ("file/x", "tessera: file is a file, so file/x cannot lie in it;")],
+)
+def test_a_file_where_a_folder_is_wanted(tessera: Run, tmp_path: Path, generated: Path, out: str, said: str) -> None:
+    (tmp_path / "file").write_text("mine")
+    commands = (["sample", generated, "a"], ["export", generated], ["data", "synth", "shapes", "--n", 2])
+    for command in commands if out == "file/x" else commands[:1]:
+        ended = tessera(*command, "--out", out)
+        assert ended.code == 2
+        found = ended.err.replace(f"{tmp_path}/", "")
+        assert found.startswith(said), found
+        assert "name another --out" in found
+    ended = tessera("train", "muse", "--data", generated.parent / "pictures", "--run", out)
+    assert ended.code == 2
+    assert "file is a file" in ended.err
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_a_run_without_a_generator(tessera: Run, tmp_path: Path, generated: Path) -> None:

@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.config.errors import UserError
+from tessera.files import in_the_way
 from tessera.media.images import write_png
 from tessera.randomness import Draws
 
@@ -360,6 +361,8 @@ def write_shapes(
     out = out.resolve()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists and is not an empty folder; nothing is overwritten, name a new folder")
+    if blocked := in_the_way(out):
+        raise UserError(f"{blocked}; name another --out, a new folder")
     plan = plan_shapes(seed, options)
     heldout = {"triples": sorted(plan.held_triples), "pairs": sorted(plan.held_readings)}
     about = {"kind": "shapes", "version": VERSION, "seed": seed, "n": n, **asdict(options), "heldout": heldout}
