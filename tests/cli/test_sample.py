@@ -139,7 +139,8 @@ def test_it_says_which_stages_drew(tessera: Run, tmp_path: Path, generated: Path
         (["a", "--set", "base.steps=3"], "only values of the sample section can be changed here"),
         (["a", "--set", "sample.stepps=3"], "did you mean 'steps'?"),
         (["a", "--set", "sample.order=critic"], "order critic needs a critic, and base has none"),
-        (["a", "--checkpoint", "step-9"], "has no checkpoint called 'step-9'"),
+        (["a", "--checkpoint", "step-9"], "has no checkpoint called 'step-9'; it has latest, best, step-000003"),
+        (["a", "--checkpoint", "nine"], "has no checkpoint called 'nine'; it has latest, best, step-000003"),
     ],
     ids=str,
 )
