@@ -10,6 +10,7 @@ from typing import Any
 from tessera.config import Config, Layer, UserError, build, layer_of, nearest, read_yaml
 
 MOST_SAMPLES = 100_000
+LARGEST_SEED = 2**62 - 1
 KEYS = ("prompt", "prompts", "n", "seed", "negative", "image", "mask", "outpaint", "sample", "made_by")
 SIDES = ("left", "right", "top", "bottom")
 
@@ -41,8 +42,8 @@ def make_request(
         raise UserError('nothing to draw: give a prompt, --prompts FILE or --request FILE; an empty prompt is ""')
     if not isinstance(n, int) or not 1 <= n <= MOST_SAMPLES // len(prompts):
         raise UserError(f"n is {n!r}; expected 1 or more samples of each prompt, and at most {MOST_SAMPLES:,} in all")
-    if not isinstance(seed, int) or not 0 <= seed < 2**62:
-        raise UserError(f"seed is {seed!r}; expected a whole number from 0 up")
+    if not isinstance(seed, int) or not 0 <= seed <= LARGEST_SEED:
+        raise UserError(f"seed is {seed!r}; expected a whole number from 0 to {LARGEST_SEED} (2^62 - 1)")
     if wrong := [prompt for prompt in prompts if not isinstance(prompt, str)]:
         raise UserError(f"a prompt is {wrong[0]!r}; expected text")
     if image is None and (mask is not None or outpaint):
