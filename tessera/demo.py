@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tessera.config import Layer
 from tessera.data.sources import ImageFolder
 from tessera.data.synth.shapes import write_shapes
 from tessera.data.synth.shapes_oracle import oracle_accuracy, score
@@ -56,7 +57,7 @@ def show(data: Path, run: Path, started: float) -> DemoResult:
     source = ImageFolder.open(data / "heldout")
     real = np.stack([source.read(index) for index in range(min(NUM_DRAWN, len(source)))])
     captions = [source.caption(index) or "" for index in range(len(real))]
-    request = make_request(session.config.sample, captions, changes=({"chunk": CHUNK},))
+    request = make_request(session.config.sample, captions, changes=[Layer.of({"sample": {"chunk": CHUNK}}, "the demo")])
     drawn = np.stack(
         [np.asarray(made) for made in session.draw_rows([(caption, seed) for seed, caption in enumerate(captions)], request)]
     )

@@ -43,3 +43,11 @@ def free_folder(parent: Path, prefix: str = "") -> Path:
     while (folder := parent / f"{prefix}{number:03d}").exists():
         number += 1
     return folder
+
+
+def in_the_way(folder: Path) -> str | None:
+    """Why a folder of this name cannot be: a file has the name, or that of a folder above it. None if nothing is in its way."""
+    file = next((place for place in (folder, *folder.parents) if place.exists() and not place.is_dir()), None)
+    if file is None:
+        return None
+    return f"{file} is a file, not a folder" if file == folder else f"{file} is a file, so {folder} cannot lie in it"

@@ -20,7 +20,7 @@ import torch
 from tessera.config import Config, UserError, dump_yaml
 from tessera.engine.checkpoint import read_json
 from tessera.engine.dist import World
-from tessera.files import write_json, write_text
+from tessera.files import in_the_way, write_json, write_text
 
 NEVER_STARTED = {".lock", ".launch", ".config.tmp", "env.json", "log.txt"}  # written before config.yaml
 
@@ -41,13 +41,15 @@ def new_run(name: str, wanted: Path | None) -> Path:
         except FileExistsError:
             if wanted is not None and never_started(wanted):
                 break
+            if wanted is not None and not wanted.is_dir():
+                raise UserError(f"{in_the_way(wanted)}; name another --run, a new folder") from None
             if wanted is not None:
                 raise UserError(
                     f"{wanted} exists; a new run needs a new folder. To go on with it: tessera resume {wanted}"
                 ) from None
             number += 1
         except OSError as error:
-            raise UserError(f"{folder} cannot be made: {error.strerror}") from None
+            raise UserError(f"{folder} cannot be made: {in_the_way(folder) or error.strerror}; name another --run") from None
     if (launch := launch_id()) is not None:
         write_text(folder / ".launch", launch)
     return folder

@@ -12,6 +12,7 @@ from typing import Any
 from PIL import Image
 
 from tessera.config import UserError
+from tessera.files import in_the_way
 from tessera.media.images import encode_png, to_array
 from tessera.media.mesh_files import encode_glb, encode_obj
 from tessera.media.meshes import Mesh
@@ -80,7 +81,9 @@ def recipe_of(request: Request, prompt: str, seed: int, out: Path) -> dict[str, 
 
 
 def refuse_existing(out: Path, names: Sequence[str]) -> None:
-    """A picture of an earlier call is never replaced."""
+    """A picture of an earlier call is never replaced; nor is a file that has the folder's name."""
+    if blocked := in_the_way(out):
+        raise UserError(f"{blocked}; name another --out, a folder that is there or a new one")
     there = [name for name in names if (out / name).exists()]
     if there:
         raise UserError(

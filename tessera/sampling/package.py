@@ -19,7 +19,7 @@ from typing import Any
 
 from tessera.config import UserError
 from tessera.engine.checkpoint import write_tensors
-from tessera.files import digest, sync_folder, write_json, write_text
+from tessera.files import digest, in_the_way, sync_folder, write_json, write_text
 from tessera.sampling.card import Evidence, describe_model, gather_evidence, write_card
 from tessera.sampling.stored import EXPORT_FORMAT, Stored, build_nets, open_run, our_version
 
@@ -29,6 +29,8 @@ def export_run(run: Path | str, out: Path | str, checkpoint: str = "latest") -> 
     out = Path(out)
     if os.path.lexists(out):
         raise UserError(f"{out} exists; an export needs a new folder: name another one with --out")
+    if blocked := in_the_way(out):
+        raise UserError(f"{blocked}; name another --out, a new folder")
     stored = open_run(Path(run), checkpoint)
     evidence = {name: gather_evidence(Path(run), stage) for name, stage in stored.stages.items()}
     temporary = out.with_name(f".{out.name}.tmp-{os.getpid()}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tessera.config import UserError, parse_sets
+from tessera.config import Layer, UserError, parse_sets
 from tessera.files import free_folder
 from tessera.sampling.export import SUFFIXES, Written, refuse_existing, sample_names, write_samples
 from tessera.sampling.request import Request, make_request, read_prompts, read_request
@@ -32,7 +32,7 @@ def draw_to_files(
     """`named` are n, seed, negative, image and mask; `flags` are values of the sample section. Later ones win: the run's sample
     section, the request's file, flags, --set sample.KEY=VALUE."""
     session = load(run, checkpoint=checkpoint)
-    request = read_call(session, prompts, prompts_file, request_file, named, {**flags, **sample_values(sets)})
+    request = read_call(session, prompts, prompts_file, request_file, named, [flag_values(flags), sample_values(sets)])
     folder = out or free_folder(place_for_results(run) / "drawn")
     suffixes = (*SUFFIXES[session.recipe.medium], ".json")
     refuse_existing(folder, [f"{name}{suffix}" for name in sample_names(request) for suffix in suffixes])
@@ -41,26 +41,28 @@ def draw_to_files(
 
 def read_call(
     session: Session, prompts: Sequence[str], prompts_file: Path | None, request_file: Path | None, named: Mapping[str, Any],
-    changes: Mapping[str, Any],
+    changes: Sequence[Layer],
 ) -> Request:  # fmt: skip
     """One request from all places that may hold a part of it."""
     asked: dict[str, Any] = {"prompts": [], "changes": ()} if request_file is None else read_request(request_file)
     places = [list(prompts), asked["prompts"], [] if prompts_file is None else read_prompts(prompts_file)]
     if sum(map(bool, places)) > 1:
         raise UserError("prompts come from the command line, from --prompts and from --request; give one of them")
-    found: dict[str, Any] = {"prompts": next(filter(None, places), []), "changes": (*asked["changes"], changes)}
+    found: dict[str, Any] = {"prompts": next(filter(None, places), []), "changes": [*asked["changes"], *changes]}
     return make_request(session.config.sample, **{**asked, **named, **found})
 
 
-def sample_values(sets: Sequence[str]) -> dict[str, Any]:
-    """`--set sample.order=critic` -> {"order": "critic"}."""
-    values = dict(parse_sets(sets).values)
-    found = values.pop("sample", {})
-    if values or not isinstance(found, dict):
-        raise UserError(
-            f"--set {next(iter(values), 'sample')}: only values of the sample section can be changed here: sample.KEY"
-        )
-    return found
+def flag_values(flags: Mapping[str, Any]) -> Layer:
+    """`--steps 9` -> sample.steps, from `--steps`."""
+    return Layer({"sample": dict(flags)} if flags else {}, {f"sample.{name}": f"--{name}" for name in flags})
+
+
+def sample_values(sets: Sequence[str]) -> Layer:
+    """`--set sample.order=critic`; other keys are refused."""
+    layer = parse_sets(sets)
+    if other := [key for key in layer.values if key != "sample"]:
+        raise UserError(f"--set {other[0]}: only values of the sample section can be changed here: sample.KEY")
+    return layer
 
 
 def drawn_by(session: Session) -> str:

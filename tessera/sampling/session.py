@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from tessera.batches import from_uint8, to_uint8
-from tessera.config import UserError
+from tessera.config import Layer, UserError
 from tessera.contracts import Chunk, Draw, Recipe, Tokenizer
 from tessera.media.images import Channels, Pixels, UnreadableImage, fit, read_image, to_array, to_picture
 from tessera.media.meshes import Mesh, UnreadableMesh, read_mesh
@@ -80,7 +80,7 @@ class Session:
         """n samples of each prompt, prompt by prompt, PIL pictures or `Mesh`es; `options` are values of the sample section:
         {"guidance": 3}. Pictures may start from an image, with a mask or outpaint; meshes from a part of one."""
         asked = [prompts] if isinstance(prompts, str) else list(prompts)
-        changes = () if options is None else (options,)
+        changes = [Layer.of({"sample": dict(options)}, "options")] if options else []
         request = make_request(
             self.config.sample, asked, n=n, seed=seed, negative=negative, image=image, mask=mask, outpaint=outpaint,
             mesh=mesh, changes=changes,

@@ -224,12 +224,12 @@ def choose_checkpoint(home: Path, name: str) -> Path:
             raise UserError(f"no checkpoint in {home} is intact: {'; '.join(skipped) or 'there is none'}")
         return path
     named = re.fullmatch(r"step-(\d{1,12})", name)
-    if named is None and name != "best":
-        raise UserError(f"no checkpoint called {name!r}: expected latest, best or step-N")
-    found = step_name(int(named[1])) if named else read_pointer(home / "best")
+    best = read_pointer(home / "best")
+    found = step_name(int(named[1])) if named else best if name == "best" else None
     if found is None or not (home / found).is_dir():
-        there = ", ".join(path.name for path in list_checkpoints(home))
-        raise UserError(f"{home} has no checkpoint called {name!r}; it has {there}, and `latest`")
+        pointed = ["best"] if best is not None and (home / best).is_dir() else []
+        there = ", ".join(["latest", *pointed, *(path.name for path in list_checkpoints(home))])
+        raise UserError(f"{home} has no checkpoint called {name!r}; it has {there}")
     if fault := faults(home / found):
         raise UserError(f"checkpoint {home / found} is damaged: {fault}; take another one, such as `latest`")
     return home / found

@@ -123,18 +123,25 @@ def test_it_says_which_stages_drew(tessera: Run, tmp_path: Path, generated: Path
     [
         ([], "nothing to draw: give a prompt"),
         (["a", "--prompts", "prompts.txt"], "give one of them"),
-        (["--prompts", "nowhere.txt"], "nowhere.txt cannot be read as text"),
+        (
+            ["--prompts", "nowhere.txt"],
+            "tessera: --prompts nowhere.txt does not exist; expected a text file with one prompt a",
+        ),
+        (["--prompts", "."], "tessera: --prompts . is a folder; expected a text file with one prompt a line"),
+        (["--prompts", "bytes.txt"], "tessera: --prompts bytes.txt is no text in UTF-8 (byte 2); expected a text file"),
         (["--request", "wrong.yaml"], "a request has no 'promt'; did you mean 'prompt'?"),
         (["a", "-n", "0"], "n is 0"),
         (["a", "--seed", "-1"], "seed is -1"),
-        (["a", "--steps", "0"], "steps"),
-        (["a", "--guidance", "-1"], "guidance"),
+        (["a", "--steps", "0"], "sample.steps (--steps): found 0; expected a whole number >= 1"),
+        (["a", "--guidance", "-1"], "sample.guidance (--guidance): found -1"),
         (["a", "--mask", "mask.png"], "mask is given without an image"),
         (["a", "--image", "nowhere.png"], "nowhere.png: no such file"),
         (["a", "--set", "base.steps=3"], "only values of the sample section can be changed here"),
-        (["a", "--set", "sample.stepps=3"], "did you mean 'steps'?"),
+        (["a", "--set", "sample.stepps=3"], "sample.stepps (--set): unknown key; did you mean 'sample.steps'?"),
+        (["a", "--set", "sample=3"], "sample (--set): found 3"),
         (["a", "--set", "sample.order=critic"], "order critic needs a critic, and base has none"),
-        (["a", "--checkpoint", "step-9"], "has no checkpoint called 'step-9'"),
+        (["a", "--checkpoint", "step-9"], "has no checkpoint called 'step-9'; it has latest, best, step-000003"),
+        (["a", "--checkpoint", "nine"], "has no checkpoint called 'nine'; it has latest, best, step-000003"),
     ],
     ids=str,
 )
@@ -143,11 +150,40 @@ def test_wrong_input_ends_with_2_and_writes_nothing(
 ) -> None:
     (tmp_path / "prompts.txt").write_text("a\n")
     (tmp_path / "wrong.yaml").write_text("promt: a\n")
+    (tmp_path / "bytes.txt").write_bytes(b"a\xff\n")
     ended = tessera("sample", generated, *arguments, "--out", "out")
     assert ended.code == 2
     assert said in ended.err, ended.err
     assert not (tmp_path / "out").exists()
     assert not (generated / "drawn").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("prompt: 3", "mine.yaml, line 1: prompt is 3; expected text, in quotes if need be"),
+        ("prompts: {a: b}", "mine.yaml, line 1: prompts is {'a': 'b'}; expected a list of texts"),
+        ("prompts: [a, 3]", "mine.yaml, line 1: prompts has 3; expected text"),
+        ("prompt: a\nprompts: [b]", "mine.yaml has both prompt and prompts; keep one of them"),
+        ("n: 2", "nothing to draw: give a prompt, --prompts FILE or --request FILE with one"),
+        ("prompt: a\nn: two", "mine.yaml, line 2: n is 'two'; expected a whole number"),
+        ("prompt: a\nn: true", "mine.yaml, line 2: n is True; expected a whole number"),
+        ("prompt: a\nseed: 1.5", "mine.yaml, line 2: seed is 1.5; expected a whole number"),
+        ("prompt: a\nnegative: 5", "mine.yaml, line 2: negative is 5; expected text"),
+        ("prompt: a\nimage: 3", "mine.yaml, line 2: image is 3; expected the name of a file"),
+        ("prompt: a\nmask: x.png", "mask is given without an image; give one, too: --image FILE, or image in the request"),
+        ("prompt: a\noutpaint: 0.5", "mine.yaml, line 2: outpaint is 0.5; expected sides and shares"),
+        ("prompt: a\nsample: 3", "mine.yaml, line 2: sample is 3; expected keys and values"),
+        ("prompt: a\nsample:\n  stepps: 3", "sample.stepps (mine.yaml, line 3): unknown key; did you mean 'sample.steps'?"),
+        ("prompt: a\nsample: {superres: {steps: x}}", "sample.superres.steps (mine.yaml, line 2): found the text 'x'"),
+    ],
+)
+def test_a_wrong_request_names_its_key(tessera: Run, tmp_path: Path, generated: Path, text: str, said: str) -> None:
+    (tmp_path / "mine.yaml").write_text(text)
+    ended = tessera("sample", generated, "--request", "mine.yaml", "--out", "out")
+    assert ended.code == 2
+    assert ended.err.startswith(f"tessera: {said}"), ended.err
+    assert not (tmp_path / "out").exists()
 
 
 def test_nothing_is_overwritten(tessera: Run, tmp_path: Path, generated: Path) -> None:
@@ -159,6 +195,25 @@ def test_nothing_is_overwritten(tessera: Run, tmp_path: Path, generated: Path) -
         assert "out already holds 0.png and" in ended.err
         assert "name another --out" in ended.err
     assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("out", "said"),
+    [("file", "tessera: file is a file, not a folder;"), ("file/x", "tessera: file is a file, so file/x cannot lie in it;")],
+)
+def test_a_file_where_a_folder_is_wanted(tessera: Run, tmp_path: Path, generated: Path, out: str, said: str) -> None:
+    (tmp_path / "file").write_text("mine")
+    commands = (["sample", generated, "a"], ["export", generated], ["data", "synth", "shapes", "--n", 2])
+    for command in commands if out == "file/x" else commands[:1]:
+        ended = tessera(*command, "--out", out)
+        assert ended.code == 2
+        found = ended.err.replace(f"{tmp_path}/", "")
+        assert found.startswith(said), found
+        assert "name another --out" in found
+    ended = tessera("train", "muse", "--data", generated.parent / "pictures", "--run", out)
+    assert ended.code == 2
+    assert "file is a file" in ended.err
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_a_run_without_a_generator(tessera: Run, tmp_path: Path, generated: Path) -> None:

@@ -33,16 +33,16 @@ def test_an_existing_folder_names_resume(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=rf"exists; a new run needs a new folder.*tessera resume {tmp_path}"):
         new_run("muse", tmp_path)
-    with pytest.raises(UserError, match="exists; a new run"):
+    with pytest.raises(UserError, match="file is a file, not a folder; name another --run"):
         new_run("muse", tmp_path / "file")
-    with pytest.raises(UserError, match="cannot be made: Not a directory"):
+    with pytest.raises(UserError, match=r"cannot be made: .*file is a file, so .* cannot lie in it; name another --run"):
         new_run("muse", tmp_path / "file" / "run")
 
 
 def test_runs_that_cannot_be_made_are_the_users_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "runs").write_text("a file, not a folder")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="cannot be made: Not a directory"):
+    with pytest.raises(UserError, match="cannot be made: runs is a file, so"):
         new_run("muse", None)
 
 

@@ -201,9 +201,9 @@ def test_each_stage_is_built_from_its_own_config(trained: Path, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("checkpoint", "said"),
     [
-        ("oldest", "no checkpoint called 'oldest': expected latest, best or step-N"),
+        ("oldest", "has no checkpoint called 'oldest'; it has latest, best, step-000002, step-000004, step-000005"),
         ("../latest", "no checkpoint called '../latest'"),
-        ("step-3", "has no checkpoint called 'step-3'; it has step-000002, step-000004, step-000005"),
+        ("step-3", "has no checkpoint called 'step-3'; it has latest, best, step-000002, step-000004, step-000005"),
     ],
 )
 def test_a_checkpoint_that_is_not_there(trained: Path, tmp_path: Path, checkpoint: str, said: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from tessera.config.errors import UserError
+from tessera.files import in_the_way
 from tessera.randomness import Draws
 
 SPLITS = ("train", "heldout")
@@ -53,6 +54,8 @@ def write_set(
     out = out.resolve()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists and is not an empty folder; nothing is overwritten, name a new folder")
+    if blocked := in_the_way(out):
+        raise UserError(f"{blocked}; name another --out, a new folder")
     partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
     partial.mkdir(parents=True)
     try:
