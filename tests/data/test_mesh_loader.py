@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 
 from tessera.batches import MeshBatch, Text
 from tessera.config import MeshDataConfig
-from tessera.data import mesh_cache
 from tessera.data.canonical import quantise, standardise
 from tessera.data.loader import Feed
 from tessera.data.mesh_cache import MeshCache, write_meshes
 from tessera.data.mesh_sources import MeshFolder
-from tessera.data.meshes import CachedMeshes, MeshLoader, collate_meshes, drawn_corners, faces_at, padded_length, varied
+from tessera.data.meshes import CachedMeshes, MeshItem, MeshLoader, collate_meshes, drawn_corners, faces_at, padded_length, varied
 from tessera.data.order import Cut, Order, Windows
 from tessera.media.meshes import Mesh
 from tessera.text.encoders import NoTextReader
@@ -46,7 +45,7 @@ def feed(tmp_path_factory: pytest.TempPathFactory) -> Feed:
 
 def loader(feed: Feed, cut: Cut | None = None, **values: Any) -> MeshLoader:
     config = feed.config.model_copy(update=values)
-    return MeshLoader(replace(feed, config=config, cut=cut or feed.cut), MeshCache(write_meshes(feed)), NoTextReader(8))
+    return MeshLoader(replace(feed, config=config, cut=cut or feed.cut), MeshCache(write_meshes(feed)), NoTextReader())
 
 
 def take(made: MeshLoader, first_step: int, count: int) -> list[list[MeshBatch]]:
@@ -79,7 +78,7 @@ def test_a_window_holds_each_of_its_positions_once(size: int, batch_size: int, w
     for window in range(3):
         batches = steps[window * width : (window + 1) * width]
         start = window * width * batch_size
-        assert sorted(sum(batches, [])) == list(range(start, start + width * batch_size))
+        assert sorted(itertools.chain(*batches)) == list(range(start, start + width * batch_size))
         ranges = sorted((lengths_at(np.array(batch)).min(), lengths_at(np.array(batch)).max()) for batch in batches)
         assert all(high <= low for (_, high), (low, _) in itertools.pairwise(ranges))  # cut from the sorted window
 
@@ -191,8 +190,6 @@ def test_text_is_read_with_captions_and_keys() -> None:
         heard.append((captions, keys))
         return Text(torch.ones(3, 1, dtype=torch.int64))
 
-    from tessera.data.meshes import MeshItem
-
     corners = quantise(standardise(fan(5))[0], 32)
     batch = collate_meshes([MeshItem(key, caption, 7, corners) for key, caption in samples], read)
     assert heard == [(("caption 0", "caption 1", "caption 2"), ("k0", "k1", "k2"))]
@@ -251,8 +248,8 @@ def test_turning_keeps_faces_the_right_way_round() -> None:
 
 
 def test_a_mesh_that_a_draw_would_flatten_is_taken_as_it_is() -> None:
-    thin = standardise(Mesh(np.array([[0, 0, 0], [1, 0, 0.0], [0.5, 0, 0.012]]), np.array([[0, 1, 2]])))[0]
-    config = MeshDataConfig(scale=4.0, bins=64)
+    thin = standardise(Mesh(np.array([[0, 0, 0], [1, 0, 0.0], [1, 0, 0.04]]), np.array([[0, 1, 2]])))[0]
+    config = MeshDataConfig(scale=4.0, shift=0.05, bins=64)
     counts = Counter(len(drawn_corners(thin, config, draw)) for draw in range(60))
     assert counts == {1: 60}
     assert any(len(quantise(varied(thin, config, draw), 64)) == 0 for draw in range(60))  # or nothing was tried
@@ -289,4 +286,3 @@ def test_samples_travel_to_workers_without_the_arrays(feed: Feed) -> None:
     assert samples[0].corners.shape[1:] == (3, 3)  # opens a shard
     again = pickle.loads(pickle.dumps(samples))
     assert np.array_equal(again[5].corners, samples[5].corners)
-    assert mesh_cache.SHARD_SAMPLES == 1024
