@@ -1,7 +1,7 @@
 """What travels from the loader to a loss: typed batches, one class per modality.
 
 Pixels are uint8 on the host and float in [-1, 1] on the device: `to` moves first and converts there, so that a quarter
-of the bytes cross the bus. Axis letters: b batch, c channels, h w picture, f faces.
+of the bytes cross the bus. Axis letters: b batch, c channels, h w picture.
 """
 
 from __future__ import annotations
@@ -109,6 +109,19 @@ class TextStates:
         """The same with some captions (b bool) taken away, as if they were empty."""
         return replace(self, mask=self.mask & ~dropped[:, None], pooled=self.pooled * ~dropped[:, None])
 
+    def joined(self, other: TextStates) -> TextStates:
+        """One after the other, as one batch; the shorter is filled up with states that nothing sees."""
+        length = max(self.mask.shape[1], other.mask.shape[1])
+        first, second = self.lengthened(length), other.lengthened(length)
+        parts = ((getattr(first, name), getattr(second, name)) for name in ("states", "mask", "pooled"))
+        return TextStates(*(torch.cat(part) for part in parts))
+
+    def lengthened(self, length: int) -> TextStates:
+        """With states at its end that nothing sees."""
+        more = length - self.mask.shape[1]
+        pad = torch.nn.functional.pad
+        return TextStates(pad(self.states, (0, 0, 0, more)), pad(self.mask, (0, more)), self.pooled)
+
     def to(self, device: torch.device) -> TextStates:
         """Moves without waiting; states travel in the type they are stored in, and become fp32."""
         states, mask, pooled = (part.to(device, non_blocking=True) for part in (self.states, self.mask, self.pooled))
@@ -145,25 +158,44 @@ class TokenBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class MeshBatch:
-    """Meshes in bins, each in canonical order, padded to one number of faces; with their captions."""
+class SequenceBatch:
+    """Groups of tokens one after another, as many as each sample has, with captions."""
 
-    corners: Tensor  # b f 3 3, (z, y, x) in bins: int16 on the host, int64 once moved; 0 behind a mesh's end
-    num_faces: Tensor  # b int64
-    text: Text | TextStates  # for an encoder that the stage trains, or from a frozen one
+    ids: Tensor  # b n t int64: t tokens a group; 0 behind a sample's end
+    lengths: Tensor  # b int64: groups of each sample
+    text: Text | TextStates
     valid: Tensor  # b bool: False where a sample only fills up the last batch of a validation pass
     positions: Tensor  # b int64, stays on the host
     keys: tuple[str, ...]
     captions: tuple[str | None, ...]
     faults: tuple[str, ...] = ()
 
-    @property
-    def mask(self) -> Tensor:
-        """b f bool: which faces belong to the mesh."""
-        return torch.arange(self.corners.shape[1], device=self.corners.device) < self.num_faces[:, None]
+    def to(self, device: torch.device) -> SequenceBatch:
+        """Moves without waiting; ids travel in the type they are stored in."""
+        ids, lengths, valid = (part.to(device, non_blocking=True) for part in (self.ids, self.lengths, self.valid))
+        return replace(self, ids=ids.long(), lengths=lengths, text=self.text.to(device), valid=valid)
+
+    def pin_memory(self) -> SequenceBatch:
+        """Called by the loader's pinning thread."""
+        ids, lengths, valid = (part.pin_memory() for part in (self.ids, self.lengths, self.valid))
+        return replace(self, ids=ids, lengths=lengths, text=self.text.pin_memory(), valid=valid)
+
+
+@dataclass(frozen=True, slots=True)
+class MeshBatch:
+    """Quantised meshes, padded to one number of faces, with their captions."""
+
+    corners: Tensor  # b f 3 3 int16 on the host, int64 on the device: faces x corners x bins of (z, y, x); 0 behind a mesh's end
+    num_faces: Tensor  # b int64
+    text: Text | TextStates  # for an encoder that the stage trains, or from a frozen one
+    valid: Tensor  # b bool: False where a sample only fills up the last batch of a validation pass, or could not be read
+    positions: Tensor  # b int64, stays on the host
+    keys: tuple[str, ...]
+    captions: tuple[str | None, ...]
+    faults: tuple[str, ...] = ()
 
     def to(self, device: torch.device) -> MeshBatch:
-        """Moves without waiting; corners travel as int16."""
+        """Moves without waiting; bins travel in the type they are stored in."""
         corners = self.corners.to(device, non_blocking=True).long()
         num_faces, valid = (part.to(device, non_blocking=True) for part in (self.num_faces, self.valid))
         return replace(self, corners=corners, num_faces=num_faces, text=self.text.to(device), valid=valid)

@@ -11,8 +11,9 @@ import contextlib
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from tessera.config import Config, OptimConfig
@@ -159,6 +160,17 @@ class Tokenizer(Protocol):
         """Ids to data."""
 
 
+@runtime_checkable
+class Constraint(Protocol):
+    """Which token may come next, so that whatever is drawn can be decoded. Shapes never change; nothing waits for the device."""
+
+    def init(self, num: int, device: torch.device) -> tuple[Any, Tensor]:
+        """State before the first token of so many sequences, and what that may be: b v bool."""
+
+    def step(self, state: Any, ids: Tensor) -> tuple[Any, Tensor]:
+        """The same after one more token of each, b."""
+
+
 class Loader(Protocol):
     """Endless batches from a given step on. One item is one step of this rank: its micro-batches, in order."""
 
@@ -188,7 +200,7 @@ class Train:
     batch_size: int  # samples per update over all ranks
     steps: int
     build: Callable[[], Stage]  # fresh nets, initialised from the seed on the CPU
-    serves: Callable[[], Nets]  # fresh nets of those that use needs, which an export holds: no critic, no helper of training
+    serves: Callable[[], Nets]  # fresh nets of those that use needs, which an export holds: no helper of training alone
     feed: Callable[[Nets, Any], Loader]  # (needed nets, a data.loader.Feed): makes the caches it reads, then the batches
     needs: Mapping[str, str] = field(default_factory=dict)  # name of a frozen net -> the stage that has trained it
     captioned: bool = False  # learns from captions
@@ -203,22 +215,19 @@ class Chunk:
     seeds: Tensor  # b int64 on the device
     options: Any  # the recipe's sample section
     negatives: Sequence[str | None] | None = None  # what guidance pushes away from; None: the empty caption
-    pictures: Tensor | None = None  # b c h w in [-1, 1]: where drawing starts from
+    pictures: Tensor | None = None  # b c h w in [-1, 1], as large as what is drawn: where drawing starts from
     redraw: Tensor | None = None  # b h w bool with `pictures`: True where something new is drawn
+    mesh: Any = None  # a part of a mesh, of which a whole one is made
 
 
 class Draw(Protocol):
     """A recipe's trained nets, ready to draw."""
 
-    @property
-    def resolution(self) -> int:
-        """Height and width of what is drawn."""
+    def __call__(self, chunk: Chunk) -> Sequence[Any]:
+        """One thing of the recipe's medium for every row: a PIL picture, a `media.meshes.Mesh`."""
 
-    def __call__(self, chunk: Chunk) -> Tensor:
-        """b c h w in [-1, 1]"""
-
-    def loss(self, pictures: Any, captions: Sequence[str | None]) -> Mapping[str, float]:
-        """Held-out loss of pictures, uint8 n h w c, in the units of training."""
+    def loss(self, real: Any, captions: Sequence[str | None]) -> Mapping[str, float]:
+        """Held-out loss of real things (pictures as uint8 n h w c, or a list of meshes), in the units of training."""
 
 
 def _as_it_is(config: Any, other: Any) -> Any:
@@ -231,11 +240,10 @@ class Recipe:
 
     name: str
     summary: str
+    medium: Literal["picture", "mesh"]  # what is drawn
     config_type: type[Config]
     presets: Mapping[str, Callable[[], Config]]
     steps: Callable[[Any], Sequence[Train]]
-    adopt: Callable[[Any, Callable[[str], Any]], Any] = (
-        _as_it_is  # (config, RUN/STAGE -> its config): takes over what others trained
-    )
+    adopt: Callable[[Any, Callable[[str], Any]], Any] = _as_it_is  # (config, RUN/STAGE -> its config): with what others trained
     settle: Callable[[Any, Any], Any] = _as_it_is  # (config, source): the config with what only the data knows
     opens: Callable[[Any, Mapping[str, Nets], Any], Draw] | None = None  # (config, trained nets by stage, device)

@@ -74,7 +74,7 @@ def few_batches(config: Any, train: Train, source: Source, world: World, folder:
     """A stage with its caches of a few samples. Nets of earlier stages are fresh ones: they cost what trained ones do."""
     others = {other.name: other for other in RECIPES[config.recipe].steps(config)}
     fresh = {net: next(iter(others[name].serves().values())).to(world.device) for net, name in train.needs.items()}
-    given = {net: Needed(train.needs[net], "untrained", 0, module) for net, module in fresh.items()}
+    given = {net: Needed(train.needs[net], "untrained", module) for net, module in fresh.items()}
     stage, state = build_stage(config, train, given, world)
     all_of_them = config.model_copy(update={"data": config.data.model_copy(update={"validation_fraction": 0.0})})
     few = Few(source, config.data.validation_fraction, train.batch_size)

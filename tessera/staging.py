@@ -42,12 +42,11 @@ def open_source(config: Any, data: Any = None) -> Source:
     return opening.open_source(config.data.path, config.data)
 
 
-def settled(config: Any, source: Source, trains: Sequence[Train] | None = None) -> Any:
-    """The config with what only the data knows; data without captions is refused where a stage learns from them."""
-    recipe = RECIPES[config.recipe]
-    if any(train.captioned for train in (recipe.steps(config) if trains is None else trains)):
+def settled(config: Any, source: Source, trains: Sequence[Train]) -> Any:
+    """The config with what only the data knows; data without captions is refused where a stage that trains learns from them."""
+    if any(train.captioned for train in trains):
         refuse_uncaptioned(config, source)
-    return recipe.settle(config, source)
+    return RECIPES[config.recipe].settle(config, source)
 
 
 def refuse_uncaptioned(config: Any, source: Source) -> None:
@@ -59,6 +58,18 @@ def refuse_uncaptioned(config: Any, source: Source) -> None:
             f"{config.data.uncaptioned_budget:g} allows; `tessera data check` says which. Add captions (docs/data.md), raise the "
             f"budget, or set text.kind=none to train without text"
         )
+
+
+def refuse_missing_stages(config: Any, trains: Sequence[Train]) -> None:
+    """Before a new run has a folder: what its stages need is trained in it, too, or taken from elsewhere."""
+    here = {train.name for train in trains}
+    elsewhere = {train.name for train in RECIPES[config.recipe].steps(config) if train.origin is not None}
+    for train in trains:
+        if missing := [name for name in train.needs.values() if name not in here | elsewhere]:
+            raise UserError(
+                f"stage {train.name} needs the {missing[0]}, which a new run does not have; leave out --stage to train all stages"
+                f", or go on with a run that has it: `tessera resume RUN --stage {train.name}`"
+            )
 
 
 def config_of(origin: str) -> Any:
@@ -89,7 +100,6 @@ class Needed:
 
     stage: str
     hash: str
-    step: int
     net: nn.Module
 
 
@@ -108,7 +118,7 @@ def read_needs(folder: Path, config: Any, train: Train) -> dict[str, Needed]:
         wanted = needed_by_others(folder, {train.name: train, **trains}, name) or "latest"
         stored = read_stage(folder, recipe, config, trains[name], wanted)
         (module,) = build_nets(stored).values()
-        found[net] = Needed(name, stored.hash, stored.step, module)
+        found[net] = Needed(name, stored.hash, module)
         if trains[name].origin is not None and stored.folder.parent.name == "checkpoints":
             pin(stored.folder)
     return found

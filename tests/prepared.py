@@ -22,7 +22,7 @@ def prepared(config: Any, train: Train, world: World, caches: Path) -> tuple[Sta
     for net, name in train.needs.items():
         torch.manual_seed(0)
         (module,) = others[name].serves().values()
-        given[net] = Needed(name, f"fresh {name}", 0, module.eval())
+        given[net] = Needed(name, f"fresh {name}", module.eval())
     stage, state = build_stage(config, train, given, world)
     journal = Journal(caches / "log.txt", speaks=False)
     feed = make_feed(config, train, open_source(config), world, caches, stage.needs, journal)

@@ -13,9 +13,6 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
-
-from tessera.engine.dist import World
 
 Features: TypeAlias = npt.NDArray[np.floating]  # n d
 Doubles: TypeAlias = npt.NDArray[np.float64]
@@ -27,7 +24,7 @@ _ROWS = 1024  # of a kernel matrix, or of features, at once
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Count, sum and sum of outer products in fp64. Parts of a set, from chunks or ranks, add up to the whole."""
+    """Count, sum and sum of outer products in fp64."""
 
     count: int
     total: Doubles  # d
@@ -45,9 +42,6 @@ class Moments:
             outer += rows.T @ rows
         return cls(len(features), total, outer)
 
-    def __add__(self, other: Moments) -> Moments:
-        return Moments(self.count + other.count, self.total + other.total, self.outer + other.outer)
-
     @property
     def mean(self) -> Doubles:
         """d"""
@@ -59,14 +53,6 @@ class Moments:
         if self.count < 2:
             raise ValueError(f"a covariance needs two samples or more; got {self.count}")
         return (self.outer - np.outer(self.total, self.mean)) / (self.count - 1)
-
-
-def reduce_moments(moments: Moments, world: World) -> Moments:
-    """The sum over ranks, on every rank, in one collective."""
-    width = len(moments.total)
-    flat = np.concatenate([[float(moments.count)], moments.total, moments.outer.ravel()])
-    summed = world.sum_(torch.from_numpy(flat).to(world.device)).cpu().numpy()
-    return Moments(round(float(summed[0])), summed[1 : 1 + width], summed[1 + width :].reshape(width, width))
 
 
 def frechet_from_moments(a: Moments, b: Moments) -> float:

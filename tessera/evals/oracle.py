@@ -16,7 +16,6 @@ import numpy as np
 
 from tessera.data.synth.shapes import parse_caption
 from tessera.data.synth.shapes_oracle import score
-from tessera.engine.dist import World
 from tessera.evals.nets import Pictures
 from tessera.evals.words import nearest_captions
 from tessera.randomness import Draws
@@ -24,16 +23,10 @@ from tessera.randomness import Draws
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How often each attribute was right, of how often it was asked for. Whole numbers: parts add up exactly."""
+    """How often each attribute was right, of how often it was asked for."""
 
     right: Mapping[str, int]
     asked: Mapping[str, int]
-
-    def __add__(self, other: Tally) -> Tally:
-        right, asked = Counter(self.right), Counter(self.asked)
-        right.update(other.right)
-        asked.update(other.asked)
-        return Tally(dict(right), dict(asked))
 
     @property
     def num(self) -> int:
@@ -54,11 +47,6 @@ def tally(pictures: Pictures, captions: Sequence[str]) -> Tally:
             asked[name] += 1
             right[name] += verdict
     return Tally(dict(right), dict(asked))
-
-
-def reduce_tally(own: Tally, world: World) -> Tally:
-    """The sum over ranks, on every rank."""
-    return sum(world.gather(own), start=Tally({}, {}))
 
 
 def wilson(right: int, num: int, z: float = 1.959963985) -> tuple[float, float]:

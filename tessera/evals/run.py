@@ -12,21 +12,22 @@ import torch
 
 from tessera.config import EngineConfig, EvaluateConfig, Layer, UserError, build, layer_of, parse_sets
 from tessera.engine.dist import World, join, leave
-from tessera.evals.evaluate import Evaluation, Subject, evaluate, write_evaluation
+from tessera.evals.evaluate import Evaluation, Say, Subject, evaluate, write_evaluation
 from tessera.evals.features import Extractor, inception_extractor
 from tessera.evals.material import Material, load_material
 from tessera.evals.nets import Pictures
 from tessera.files import digest, free_folder
 from tessera.sampling.request import make_request
 from tessera.sampling.session import Session, load
+from tessera.sampling.stored import place_for_results
 
 
 def evaluate_run(
     run: Path | str, *, n: int | None = None, sets: Sequence[str] = (), checkpoint: str | None = None, data: Any = None,
-    device: str = "auto",
+    device: str = "auto", say: Say = lambda line: None,
 ) -> tuple[Evaluation, Path]:  # fmt: skip
-    """Judges a trained model by its held-out data; also the folder RUN/evaluation-NNN that was written. Under torchrun the ranks
-    share the sampling."""
+    """Judges a trained model by its held-out data; also the folder that was written: evaluation-NNN in the run, for an export
+    in the current folder. Under torchrun the ranks share the sampling."""
     ranks = join(EngineConfig()) if "WORLD_SIZE" in os.environ else None
     session = load(run, checkpoint=checkpoint, device=device if ranks is None else ranks.device)
     changes = dict(parse_sets(sets).values)
@@ -34,11 +35,13 @@ def evaluate_run(
         raise UserError(f"--set {min(unknown)}: here only values of evaluate, sample and data can be set")
     root = build(type(session.config), [layer_of(session.config, "the run"), Layer.of(changes, "--set")])
     config: EvaluateConfig = root.evaluate if n is None else root.evaluate.model_copy(update={"n": n})
+    say(f"reading up to {config.train_samples:,} training and {2 * config.n:,} held-out pictures")
     material = material_of(session, root.data, config, data)
     subject = subject_of(session, root.sample, material)
     world = ranks or World(0, 1, session.device)
-    evaluation = evaluate(subject, material, config, world=world, extractor=given_extractor(config, session.device))
-    folder = free_folder(Path(run), "evaluation-")
+    judge = given_extractor(config, session.device)
+    evaluation = evaluate(subject, material, config, world=world, extractor=judge, say=say)
+    folder = free_folder(place_for_results(Path(run)), "evaluation-")
     if world.main:
         write_evaluation(evaluation, folder)
     leave()

@@ -277,3 +277,8 @@ def _not_an_image(head: bytes) -> str:
     start = head.lstrip().lower()
     found = next((what for magic, what in _OTHER_KINDS if start.startswith(magic.lower())), "unknown content")
     return f"not an image that is read here: {found}"
+
+
+def to_picture(array: Pixels) -> Image.Image:
+    """uint8 height x width (x 1, 3 or 4) as grey, RGB or RGBA."""
+    return Image.fromarray(array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array)

@@ -16,13 +16,13 @@ def grid_coordinates(shape: Sequence[int], device: torch.device | None = None) -
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
 
 
-def rotary_angles(coordinates: Tensor, width: int) -> Tensor:
+def rotary_angles(coordinates: Tensor, width: int, base: float = BASE) -> Tensor:
     """n a -> n width/2: each axis turns an equal share of the pairs of channels, at geometric frequencies (Su et al. 2021)."""
     axes = coordinates.shape[-1]
     share = width // 2 // axes
     if share == 0:
         raise ValueError(f"heads of width {width} have {width // 2} pairs of channels; {axes} axes need at least one each")
-    frequencies = BASE ** -(torch.arange(share, device=coordinates.device) / share)
+    frequencies = base ** -(torch.arange(share, device=coordinates.device) / share)
     angles = (coordinates.float()[..., None] * frequencies).flatten(-2)
     return torch.nn.functional.pad(angles, (0, width // 2 - axes * share))  # what is left over does not turn
 

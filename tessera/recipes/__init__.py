@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from tessera.config import UserError, nearest
 from tessera.contracts import Recipe
+from tessera.recipes.meshgpt import MESHGPT
 from tessera.recipes.muse import MUSE
 
-RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (MUSE,)}
+RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (MUSE, MESHGPT)}
 
 
 def find_recipe(name: str) -> Recipe:

@@ -13,6 +13,10 @@ from PIL import Image
 
 from tessera.config import UserError
 from tessera.media.images import encode_png, to_array
+from tessera.media.mesh_files import encode_glb, encode_obj
+from tessera.media.meshes import Mesh
+from tessera.media.rendering import mesh_views, turntable
+from tessera.media.sheets import sheet
 from tessera.sampling.request import Request
 
 
@@ -26,21 +30,35 @@ class Written:
 
 
 def write_samples(
-    out: Path, request: Request, drawn: Sequence[Image.Image], made_by: Mapping[str, Any]
+    out: Path, request: Request, drawn: Sequence[Any], made_by: Mapping[str, Any]
 ) -> list[Written]:  # fmt: skip
-    """A png and a json for each."""
+    """The files of each, and a json."""
     names, written = sample_names(request), []
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for name, (prompt, seed), picture in zip(names, request.rows(), drawn, strict=True):
-            path = out / f"{name}.png"
-            path.write_bytes(encode_png(to_array(picture, channels=len(picture.getbands()))))  # type: ignore[arg-type]
+        for name, (prompt, seed), made in zip(names, request.rows(), drawn, strict=True):
+            files = files_of(made, prompt)
+            for suffix, content in files.items():
+                (out / f"{name}{suffix}").write_bytes(content)
+            path = out / f"{name}{next(iter(files))}"
             facts = recipe_of(request, prompt, seed, out) | {"made_by": dict(made_by)}
             path.with_suffix(".json").write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf8")
             written.append(Written(path, prompt, seed))
     except OSError as error:
         raise UserError(f"{out} cannot be written: {error.strerror or error}") from None
     return written
+
+
+SUFFIXES = {"picture": (".png",), "mesh": (".glb", ".obj", ".png", ".gif")}
+"""Of the files that `files_of` makes of one sample, the main one first."""
+
+
+def files_of(made: Image.Image | Mesh, prompt: str) -> dict[str, bytes]:
+    """A sample as files: a picture as png; a mesh as glb and obj, with pictures of it from four sides and all around."""
+    if isinstance(made, Image.Image):
+        return {".png": encode_png(to_array(made, channels=len(made.getbands())))}  # type: ignore[arg-type]
+    views = encode_png(sheet([mesh_views(made)], captions=[prompt, "", "", ""]))
+    return {".glb": encode_glb(made), ".obj": encode_obj(made), ".png": views, ".gif": turntable(made)}
 
 
 def sample_names(request: Request) -> list[str]:
@@ -53,7 +71,7 @@ def recipe_of(request: Request, prompt: str, seed: int, out: Path) -> dict[str, 
     facts: dict[str, Any] = {"prompt": prompt, "seed": seed, "n": 1}
     if request.negative is not None:
         facts["negative"] = request.negative
-    for name, given in (("image", request.image), ("mask", request.mask)):
+    for name, given in (("image", request.image), ("mask", request.mask), ("mesh", request.mesh)):
         if isinstance(given, (str, Path)):
             facts[name] = os.path.relpath(given, out)
     if request.outpaint:

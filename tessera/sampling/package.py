@@ -6,7 +6,8 @@
     STAGE/model.safetensors        one folder a trained stage; averaged weights where there are any
     STAGE/sample.png               the last preview of the stage
 
-No optimizer, no critic, no code: `contracts.Train.serves` says which nets a stage's use needs.
+No optimizer, no code, and only the nets that `contracts.Train.serves` names: a token critic, which `sample.order=critic` asks, is
+in; the tokenizer's critic, which training alone asks, is not.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 from tessera.config import Config, Layer, UserError, build, layer_of, nearest, read_yaml
 
 MOST_SAMPLES = 100_000
-KEYS = ("prompt", "prompts", "n", "seed", "negative", "image", "mask", "outpaint", "sample", "made_by")
+KEYS = ("prompt", "prompts", "n", "seed", "negative", "image", "mask", "mesh", "outpaint", "sample", "made_by")
 SIDES = ("left", "right", "top", "bottom")
 
 
@@ -25,6 +25,7 @@ class Request:
     negative: str | None = None
     image: Any = None  # a file, a PIL image or an array
     mask: Any = None  # the same: white is drawn anew
+    mesh: Any = None  # a file or a `Mesh`: a part, of which a whole one is made
     outpaint: Mapping[str, float] = field(default_factory=dict)  # side -> share of the new picture that is drawn there
 
     def rows(self) -> list[tuple[str, int]]:
@@ -34,7 +35,7 @@ class Request:
 
 def make_request(
     options: Config, prompts: Sequence[str], *, n: int = 1, seed: int = 0, negative: str | None = None, image: Any = None,
-    mask: Any = None, outpaint: Mapping[str, float] | None = None, changes: Sequence[Mapping[str, Any]] = (),
+    mask: Any = None, mesh: Any = None, outpaint: Mapping[str, float] | None = None, changes: Sequence[Mapping[str, Any]] = (),
 ) -> Request:  # fmt: skip
     """Checks what was asked. `changes` are values of the sample section for this call; later ones win."""
     if not prompts:
@@ -54,7 +55,7 @@ def make_request(
     if negative is not None and decided.guidance == 1:
         raise UserError("guidance pushes away from a negative prompt, and guidance 1 is none; raise it, or leave the prompt out")
     return Request(
-        prompts=tuple(prompts), options=decided, n=n, seed=seed, negative=negative, image=image, mask=mask,
+        prompts=tuple(prompts), options=decided, n=n, seed=seed, negative=negative, image=image, mask=mask, mesh=mesh,
         outpaint=checked_sides(outpaint or {}),
     )  # fmt: skip
 
@@ -83,7 +84,7 @@ def read_request(path: Path) -> dict[str, Any]:
     changes = values.get("sample", {})
     if not isinstance(prompts, list) or not isinstance(changes, Mapping) or not isinstance(values.get("outpaint", {}), Mapping):
         raise UserError(f"{path}: expected a prompt or a list of prompts, and sections for sample and outpaint")
-    files = {key: str(path.parent / values[key]) for key in ("image", "mask") if values.get(key) is not None}
+    files = {key: str(path.parent / values[key]) for key in ("image", "mask", "mesh") if values.get(key) is not None}
     plain = {key: values[key] for key in ("n", "seed", "negative", "outpaint") if values.get(key) is not None}
     return {"prompts": prompts, "changes": (changes,), **plain, **files}
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from tessera.batches import from_uint8, to_uint8
 from tessera.config import UserError
 from tessera.contracts import Chunk, Draw, Recipe, Tokenizer
-from tessera.media.images import Pixels, UnreadableImage, fit, read_image, to_array
+from tessera.media.images import Channels, Pixels, UnreadableImage, fit, read_image, to_array, to_picture
+from tessera.media.meshes import Mesh, UnreadableMesh, read_mesh
 from tessera.recipes.precision import full_precision
 from tessera.sampling.request import Request, make_request
 from tessera.sampling.stored import Stored, build_nets, open_stored
@@ -74,25 +75,26 @@ class Session:
     def sample(
         self, prompts: str | Sequence[str], n: int = 1, *, seed: int = 0, negative: str | None = None,
         image: Picture | None = None, mask: Picture | None = None, outpaint: Mapping[str, float] | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> list[Image.Image]:  # fmt: skip
-        """n pictures of each prompt, prompt by prompt; `options` are values of the sample section: {"steps": 32}."""
+        mesh: Path | str | Mesh | None = None, options: Mapping[str, Any] | None = None,
+    ) -> list[Any]:  # fmt: skip
+        """n samples of each prompt, prompt by prompt, PIL pictures or `Mesh`es; `options` are values of the sample section:
+        {"guidance": 3}. Pictures may start from an image, with a mask or outpaint; meshes from a part of one."""
         asked = [prompts] if isinstance(prompts, str) else list(prompts)
         changes = () if options is None else (options,)
         request = make_request(
             self.config.sample, asked, n=n, seed=seed, negative=negative, image=image, mask=mask, outpaint=outpaint,
-            changes=changes,
+            mesh=mesh, changes=changes,
         )  # fmt: skip
         return self.serve(request)
 
-    def serve(self, request: Request) -> list[Image.Image]:
-        """The pictures of a request, prompt by prompt."""
+    def serve(self, request: Request) -> list[Any]:
+        """What a request asks for, prompt by prompt."""
         return self.draw_rows(request.rows(), request)
 
-    def draw_rows(self, rows: Sequence[tuple[str, int]], request: Request) -> list[Image.Image]:
-        """Prompts and seeds in chunks of one size, the last one padded: so a picture is the same whatever else is asked."""
-        draw, size, start = self.draw, request.options.chunk, self.start_of(request)
-        made: list[Image.Image] = []
+    def draw_rows(self, rows: Sequence[tuple[str, int]], request: Request) -> list[Any]:
+        """Prompts and seeds in chunks of one size, the last one padded: so a sample is the same whatever else is asked."""
+        draw, size, start, mesh = self.draw, request.options.chunk, self.start_of(request), self.mesh_of(request)
+        made: list[Any] = []
         for first in range(0, len(rows), size):
             some = rows[first : first + size]
             padded = [*some, *[some[0]] * (size - len(some))]
@@ -103,9 +105,9 @@ class Session:
                 negatives=None if request.negative is None else [request.negative] * size,
                 pictures=None if start is None else start[0].expand(size, -1, -1, -1),
                 redraw=None if start is None or start[1] is None else start[1].expand(size, -1, -1),
+                mesh=mesh,
             )
-            pixels = to_uint8(draw(chunk)).permute(0, 2, 3, 1).cpu().numpy()[: len(some)]
-            made += [to_picture(array) for array in pixels]
+            made += draw(chunk)[: len(some)]
         return made
 
     @property
@@ -113,10 +115,16 @@ class Session:
         """Whether a generator has been trained."""
         return "base" in self.nets and self.recipe.opens is not None
 
+    def refuse_other_media(self) -> None:
+        """Some calls are about pictures."""
+        if self.recipe.medium != "picture":
+            raise UserError(f"recipe {self.recipe.name} is about {self.recipe.medium}es, and this call is about pictures")
+
     @property
     def resolution(self) -> int:
-        """Height and width of what is drawn, or of what the tokenizer was trained on."""
-        return self.draw.resolution if self.draws else int(self.config.data.resolution)
+        """Height and width of pictures that are drawn, or that the tokenizer was trained on."""
+        draw: Any = self.draw if self.draws else None
+        return int(self.config.data.resolution if draw is None else draw.resolution)
 
     @torch.no_grad()
     def through_tokens(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
@@ -128,21 +136,33 @@ class Session:
                 made.append(to_uint8(tokenizer.decode(tokenizer.encode(from_uint8(chunk.to(self.device))))).cpu())
         return torch.cat(made).permute(0, 2, 3, 1).numpy()
 
+    def mesh_of(self, request: Request) -> Mesh | None:
+        """The part of a mesh that drawing goes on with, turned as training data is, and as large as it is given."""
+        if request.mesh is None:
+            return None
+        if self.recipe.medium != "mesh":
+            raise UserError(f"recipe {self.recipe.name} draws no meshes, so a request for it cannot start from one")
+        if isinstance(request.mesh, Mesh):
+            return request.mesh
+        try:
+            return read_mesh(Path(request.mesh), self.config.data.up).mesh
+        except UnreadableMesh as error:
+            raise UserError(f"{error}; expected an obj, glb, gltf, ply, stl or off file") from None
+
     def start_of(self, request: Request) -> tuple[Tensor, Tensor | None] | None:
-        """The picture that drawing starts from, 1 c h w in [-1, 1], and where it is drawn anew, 1 h w."""
+        """The picture that drawing starts from, 1 c h w in [-1, 1], as large as what is drawn, and where it is redrawn, 1 h w."""
         if request.image is None:
             return None
-        picture, redraw = self.prepare(request.image), None
-        side = picture.shape[0]
+        self.refuse_other_media()
+        size = self.resolution
+        picture, redraw = self.prepare(request.image, size), None
         if request.mask is not None:
-            grey = to_array(to_picture(self.prepare(request.mask)).convert("RGB"), channels=1)
-            redraw = torch.from_numpy(grey[None, :, :, 0] >= 128)
+            redraw = torch.from_numpy(self.prepare_mask(request.mask, size)[None] >= 128)
             if not redraw.any():
                 raise UserError("the mask has no white pixel, so nothing would be drawn; white marks what is drawn anew")
         if request.outpaint:
             picture, redraw = shrunk(picture, request.outpaint)
         pixels = torch.from_numpy(picture.copy()).permute(2, 0, 1)[None].to(self.device).float().div(127.5).sub(1)
-        assert pixels.shape[-1] == side
         return pixels, None if redraw is None else redraw.to(self.device)
 
     @torch.no_grad()  # not inference_mode: ids from there could not be used in anybody's training
@@ -152,6 +172,7 @@ class Session:
         A picture is a file, a PIL image or a uint8 array of height x width (x 1, 3 or 4), of any size: it is scaled and cut to
         the centre square of the model's resolution, as training data is.
         """
+        self.refuse_other_media()
         tokenizer = self.tokenizer
         prepared = [self.prepare(picture) for picture in pictures]
         if not prepared:
@@ -164,6 +185,7 @@ class Session:
     @torch.no_grad()
     def decode(self, ids: Tensor | npt.NDArray[Any]) -> list[Image.Image]:
         """Ids as `encode` made them, or a generator, -> b pictures."""
+        self.refuse_other_media()
         tokenizer, ids = self.tokenizer, torch.as_tensor(ids)
         whole = not (ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool)
         if ids.ndim not in (3, 4) or not whole or not ids.numel():
@@ -180,20 +202,33 @@ class Session:
         """Pictures -> what the tokenizer keeps of them."""
         return self.decode(self.encode(*pictures))
 
-    def prepare(self, picture: Picture) -> Pixels:
-        """A picture as the model sees it: resolution x resolution x channels, uint8."""
+    def prepare(self, picture: Picture, resolution: int | None = None) -> Pixels:
+        """A picture as the model sees it: resolution x resolution x channels, uint8, by default at the resolution of the data."""
         data = self.config.data
-        how = {"channels": data.channels, "background": data.background}
+        size = data.resolution if resolution is None else resolution
+        return fit(self.read(picture, round(size * data.zoom), data.channels), size)
+
+    def prepare_mask(self, mask: Picture, resolution: int) -> Pixels:
+        """A mask in grey, resolution x resolution; one with transparent parts is refused: they might mean either."""
+        array = self.read(mask, resolution, channels=4)
+        if array[:, :, 3].min() < 255:
+            name = f"mask {mask}" if isinstance(mask, (str, Path)) else "mask"
+            raise UserError(
+                f"the {name} has transparent pixels, which say neither yes nor no; save it without transparency (no alpha "
+                f"channel): white where something new is drawn, black elsewhere"
+            )
+        return to_array(to_picture(fit(array, resolution)), channels=1)[:, :, 0]
+
+    def read(self, picture: Picture, min_side: int, channels: Channels) -> Pixels:
+        """A file, an image or an array, uint8 height x width x channels; a JPEG perhaps smaller, not below `min_side`."""
+        background = self.config.data.background
         if isinstance(picture, (str, Path)):
             try:
-                array = read_image(picture, min_side=round(data.resolution * data.zoom), **how)
+                return read_image(picture, min_side=min_side, channels=channels, background=background)
             except UnreadableImage as error:
                 raise UserError(f"{error}; expected a png, jpg, webp or gif") from None
-        elif isinstance(picture, Image.Image):
-            array = to_array(picture, **how)
-        else:
-            array = to_array(to_picture(checked_pixels(picture)), **how)
-        return fit(array, data.resolution)
+        image = picture if isinstance(picture, Image.Image) else to_picture(checked_pixels(picture))
+        return to_array(image, channels=channels, background=background)
 
 
 def shrunk(picture: Pixels, outpaint: Mapping[str, float]) -> tuple[Pixels, Tensor]:
@@ -221,11 +256,6 @@ def checked_pixels(array: Any) -> Pixels:
     if array.ndim == 3 and array.shape[2] not in (1, 3, 4):
         raise UserError(f"a picture is {found}; expected 1, 3 or 4 channels on the last axis")
     return array
-
-
-def to_picture(array: Pixels) -> Image.Image:
-    """uint8 height x width (x 1, 3 or 4) as grey, RGB or RGBA."""
-    return Image.fromarray(array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array)
 
 
 def pick_device(name: str | torch.device) -> torch.device:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.data.synth.shapes import ShapesOptions, Split, caption, draw, plan_shapes, sample_scene
 from tessera.data.synth.shapes_oracle import oracle_accuracy
-from tessera.engine import dist
-from tessera.engine.dist import World
 from tessera.evals.copies import few_note, find_copies, nearest, pixel_vectors
 from tessera.evals.health import judge_accuracy, judge_distance, limiting
 from tessera.evals.material import Side
-from tessera.evals.oracle import Tally, readable, reduce_tally, reference_rows, tally, wilson
+from tessera.evals.oracle import readable, reference_rows, tally, wilson
 
 
 def shapes(split: Split, n: int) -> Side:
@@ -86,22 +83,6 @@ def test_a_tally_is_the_oracles_accuracy() -> None:
     found = tally(pictures, captions).as_dict()
     assert {name: found[name] for name in found if name not in ("n", "interval")} == oracle_accuracy(pictures, captions)
     assert found["n"] == 30
-
-
-def test_parts_of_a_tally_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    side = shapes("heldout", 24)
-    captions = [text or "" for text in side.captions]
-    mixed = np.concatenate([side.pictures[:12], side.pictures[:12]])
-    whole = tally(mixed, captions)
-    ours, theirs = tally(mixed[:7], captions[:7]), tally(mixed[7:], captions[7:])
-    assert ours + theirs == whole
-
-    def all_gather(items: list[Tally | None], item: Tally) -> None:
-        items[:] = [item, theirs]
-
-    monkeypatch.setattr(dist.torch_dist, "all_gather_object", all_gather)
-    assert reduce_tally(ours, World(0, 2, torch.device("cpu"))) == whole
-    assert reduce_tally(ours, World(0, 1, torch.device("cpu"))) == ours
 
 
 def test_reference_rows_are_in_order() -> None:

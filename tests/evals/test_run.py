@@ -13,6 +13,7 @@ import torch
 from tessera import pipeline
 from tessera.config import UserError
 from tessera.data.sources import split_indices
+from tessera.data.synth.shapes import write_shapes
 from tessera.evals.run import evaluate_run
 from tessera.sampling.package import export_run
 from tessera.sampling.session import load
@@ -41,6 +42,22 @@ def test_a_run_is_judged_and_nothing_is_overwritten(run: Path) -> None:
     second, other = evaluate_run(run, n=3, sets=QUICK, device="cpu")
     assert other.name == "evaluation-002"
     assert first.report == second.report, "the same weights and seed give the same numbers"
+
+
+def test_every_phase_is_told(run: Path, tmp_path: Path) -> None:
+    write_shapes(tmp_path / "more", 128, 0, image_size=32)
+    said: list[str] = []
+    sets = (*QUICK, "evaluate.train_samples=50", f"data.path={tmp_path / 'more'}")
+    evaluate_run(run, n=8, sets=sets, device="cpu", say=said.append)
+    assert said == [
+        "reading up to 50 training and 16 held-out pictures",
+        "reconstructing 8 held-out pictures",
+        "drawing 8 pictures from their captions",
+        "features to compare by: fitting a net, 2 steps",
+        "distances, and copies among 50 training pictures",
+        "retrieval: fitting a net, 2 steps",
+        "held-out loss, and the report",
+    ]
 
 
 def test_the_held_out_loss_is_that_of_training(run: Path, pictures: Path) -> None:
@@ -96,5 +113,9 @@ def test_a_named_inception_file_gives_fid(run: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.pt").write_bytes(b"nothing")
     with pytest.raises(UserError, match="cannot be read as TorchScript"):
         evaluate_run(run, n=3, sets=(f"evaluate.inception={tmp_path / 'bad.pt'}",), device="cpu")
-    report = evaluate_run(run, n=30, sets=sets, device="cpu")[0].report
-    assert report["fd"].get("name", "FID") == "FID"
+    write_shapes(tmp_path / "more", 128, 0, image_size=32)  # 16 held out: 8 to judge, and 8 to judge by
+    report = evaluate_run(run, n=8, sets=(*sets, f"data.path={tmp_path / 'more'}"), device="cpu")[0].report
+    assert {key: (report[key]["name"], report[key]["n"], report[key]["d"]) for key in ("fd", "kd")} == {
+        "fd": ("FID", 8, 3),
+        "kd": ("KID", 8, 3),
+    }

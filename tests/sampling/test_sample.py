@@ -169,6 +169,32 @@ def test_a_critic_decides_the_order(critic: str, pictures: Path, tmp_path: Path)
         session.sample("a", options={"superres": {"order": "critic"}})
 
 
+@pytest.fixture(scope="module")
+def fine(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Session:
+    """A finer generator has been trained, too: 32 pixels, in cells of 4 where base has its tokens."""
+    config = small_config(pictures, superres=SUPERRES, sample="{steps: 3, chunk: 4, superres: {steps: 2}}")
+    return load(pipeline.train(config, run=tmp_path_factory.mktemp("fine") / "run"), device="cpu")
+
+
+@pytest.mark.parametrize("ring", [0, 1])
+def test_inpainting_keeps_the_fine_picture_outside_of_the_mask(fine: Session, pictures: Path, ring: int) -> None:
+    with Image.open(sorted((pictures / "train").glob("*.png"))[2]) as image:
+        picture = np.asarray(image.convert("RGB"))
+    mask, wide = np.zeros((32, 32), np.uint8), np.zeros((32, 32), bool)
+    mask[8:16, 12:24] = 255
+    wide[8 - 4 * ring : 16 + 4 * ring, 12 - 4 * ring : 24 + 4 * ring] = True
+    for drawn in fine.sample("a red circle", 3, image=picture, mask=mask, options={"mask_ring": ring}):
+        found = np.asarray(drawn)
+        assert np.array_equal(found[~wide], picture[~wide])
+        assert not np.array_equal(found[mask > 0], picture[mask > 0])
+    other = picture.copy()
+    other[9:15, 13:23] = 255 - other[9:15, 13:23]
+    a, b = (pixels(fine.sample("a", image=image, mask=mask, options={"mask_ring": ring})) for image in (picture, other))
+    assert a == b, "what is replaced does not shine through"
+    frame = np.asarray(fine.sample("a", image=picture, outpaint={"left": 0.5}, options={"mask_ring": 0})[0])
+    assert np.array_equal(frame[8:24, 16:32], fit(picture, 16))
+
+
 def test_base_alone_draws_while_superres_is_still_untrained(pictures: Path, generated: Path, tmp_path: Path) -> None:
     config = small_config(pictures, superres=SUPERRES)
     run = pipeline.train(config, run=tmp_path / "run", stage="tokenizer")
@@ -211,6 +237,20 @@ def test_a_wrong_request_is_told(session: Session, call: dict[str, Any], said: s
 def test_a_mask_without_white(session: Session, picture: Pixels) -> None:
     with pytest.raises(UserError, match="the mask has no white pixel"):
         session.sample("a", image=picture, mask=np.zeros((16, 16), np.uint8))
+
+
+def test_a_mask_that_is_partly_transparent(session: Session, picture: Pixels, tmp_path: Path) -> None:
+    """Editors erase to transparency: whether that is to be drawn is anybody's guess."""
+    mask = Image.fromarray(masked(slice(4, 8), slice(6, 12))).convert("RGBA")
+    whole = pixels(session.sample("a", image=picture, mask=mask))
+    assert whole == pixels(session.sample("a", image=picture, mask=mask.convert("L"))), "an alpha channel that hides nothing"
+    mask.putpixel((0, 0), (0, 0, 0, 254))
+    mask.save(tmp_path / "mask.png")
+    palette = Image.new("P", (16, 16), 1)
+    palette.info["transparency"] = 1
+    for given in (mask, np.asarray(mask), palette, tmp_path / "mask.png"):
+        with pytest.raises(UserError, match=r"the mask.* has transparent pixels.*; save it without transparency"):
+            session.sample("a", image=picture, mask=given)
 
 
 def test_rows_and_seeds(session: Session) -> None:

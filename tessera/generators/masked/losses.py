@@ -15,9 +15,9 @@ from tessera.batches import TextStates, TokenBatch
 from tessera.config import Config
 from tessera.contracts import Context, Loss, Nets
 from tessera.generators.masked.critic import judge
-from tessera.generators.masked.drawing import draw
 from tessera.generators.masked.masking import FILL, RECALL, TEXT, capacity, chance, disturb, gather_hidden, hide
 from tessera.generators.masked.model import MaskedTransformer
+from tessera.nn.drawing import draw
 from tessera.randomness import mix, uniform
 
 RECALL_PROB = 0.5  # Chen et al. 2022, section 3.2
@@ -27,7 +27,7 @@ class MaskedLossConfig(Config):
     """How the masked generator is trained."""
 
     label_smoothing: float = Field(0.0, ge=0, lt=1)
-    """Share of the target spread over the vocabulary. The papers take 0.1; where pictures are sharp it costs accuracy."""
+    """Share of the target spread over the vocabulary. Off by default; the papers take 0.1."""
     text_dropout_prob: float = Field(0.1, ge=0, le=1)
     """How often a caption is taken away, so that guidance has an unconditional branch to lean on."""
     low_noise: float = Field(0.1, ge=0, le=1)
@@ -58,9 +58,7 @@ class MaskedLosses:
     """The turns and the validation measure, for one configuration."""
 
     config: MaskedLossConfig
-    joint: float = (
-        0.0  # weight of a critic that is trained in the generator's own turn; 0: it has one of its own, or there is none
-    )
+    joint: float = 0.0  # weight of a critic that the generator's own turn trains; 0: it has a turn of its own, or there is none
 
     def turn(self, nets: Nets, batch: TokenBatch, context: Context) -> Loss:
         """Hide tokens, take some captions away, guess. A critic is handed what was guessed."""

@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from tessera.batches import TextStates
 from tessera.config import Config
 from tessera.generators.masked.critic import judge
-from tessera.generators.masked.drawing import draw
 from tessera.generators.masked.model import MaskedTransformer
 from tessera.generators.masked.order import halton_ranks, lowest, num_revealed
+from tessera.nn.drawing import draw
 from tessera.randomness import mix, mix_tensors, uniform
 
 CHOICE, NOISE = 21, 22  # streams of random numbers
@@ -108,7 +107,7 @@ class Drawer:
         unknown = ids == net.mask_id
         if self.guided:
             none = text.without(torch.ones(len(seeds), dtype=torch.bool, device=device)) if negative is None else negative
-            text, low = join_texts(text, none), None if low is None else torch.cat([low, low])
+            text, low = text.joined(none), None if low is None else torch.cat([low, low])
         progress = torch.arange(1, steps + 1, device=device) / steps
         guidance = 1 + (self.config.guidance - 1) * (progress if self.config.guidance_ramp else torch.ones_like(progress))
         counts, ranks = num_revealed(steps, unknown.sum(1)), halton_ranks(net.grid).to(device)
@@ -195,18 +194,3 @@ def implausible(logits: Tensor, share: float) -> Tensor:
 def gumbel(keys: Tensor, size: int) -> Tensor:
     """b -> b size, Gumbel noise of mode 0."""
     return -(-uniform(NOISE, keys, size).clamp(1e-9, 1 - 1e-7).log()).log()
-
-
-def join_texts(first: TextStates, second: TextStates) -> TextStates:
-    """One after the other, as one batch, the shorter one filled up."""
-    length = max(first.mask.shape[1], second.mask.shape[1])
-    first, second = lengthened(first, length), lengthened(second, length)
-    return TextStates(
-        torch.cat([first.states, second.states]), torch.cat([first.mask, second.mask]), torch.cat([first.pooled, second.pooled])
-    )
-
-
-def lengthened(text: TextStates, length: int) -> TextStates:
-    """With states at its end that nothing sees."""
-    more = length - text.mask.shape[1]
-    return TextStates(F.pad(text.states, (0, 0, 0, more)), F.pad(text.mask, (0, more)), text.pooled)

@@ -7,6 +7,7 @@ from tessera.recipes.muse.stages import adopt, settle, steps
 
 MUSE = Recipe(
     name="muse",
+    medium="picture",
     summary="text to image: conv tokenizer, then masked tokens, then those of a finer grid",
     config_type=MuseConfig,
     presets={"tiny": tiny, "small": small, "base": base, "large": large},

@@ -11,19 +11,13 @@ from tessera.generators.masked.model import MaskedConfig
 from tessera.generators.masked.sample import MaskedSampleConfig
 from tessera.generators.masked.stage import MaskedStageConfig
 from tessera.nn.quantizers import FSQConfig, ResidualConfig
+from tessera.recipes.needs import NeedsConfig
 from tessera.text.encoders import ByteTextConfig, TextConfig
 from tessera.tokenizers.image.critic import CriticConfig
 from tessera.tokenizers.image.model import ImageTokenizerConfig
 from tessera.tokenizers.image.stage import ImageTokenizerStageConfig
 
 GENERATOR_OPTIM = OptimConfig(lr=3e-4, betas=(0.9, 0.98), weight_decay=0.03, warmup_steps=5000)
-
-
-class NeedsConfig(Config):
-    """What a stage reads of other stages."""
-
-    tokenizer: str | None = None
-    """RUN/tokenizer of another run or export, to use instead of training one in this run."""
 
 
 class BaseConfig(MaskedStageConfig):

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 
 from tessera.batches import TokenBatch, from_uint8, to_uint8
@@ -17,6 +18,7 @@ from tessera.contracts import Chunk, Context, Nets
 from tessera.generators.masked.losses import MaskedLosses
 from tessera.generators.masked.replay import GraphedSampler
 from tessera.generators.masked.sample import MaskedSampleConfig
+from tessera.media.images import to_picture
 from tessera.randomness import mix_text, uniform
 from tessera.recipes.captions import Prompts
 from tessera.recipes.muse.config import MuseConfig, MuseSampleConfig
@@ -45,7 +47,11 @@ class Painter:
         return self.config.data.resolution if fine is None or "superres" not in self.stages else fine.resolution
 
     @torch.no_grad()
-    def __call__(self, chunk: Chunk) -> Tensor:
+    def __call__(self, chunk: Chunk) -> list[Image.Image]:
+        """A picture for every row."""
+        return [to_picture(array) for array in pictures(self.pixels(chunk))]
+
+    def pixels(self, chunk: Chunk) -> Tensor:
         """b c h w in [-1, 1]."""
         options = chunk.options
         assert isinstance(options, MuseSampleConfig)
@@ -55,9 +61,10 @@ class Painter:
         ids = self.tokens("base", base_options(options), chunk, known, None)
         if self.config.superres is None or "superres" not in self.stages:
             images = self.decode("tokenizer", ids)
-            return images if redraw is None or chunk.pictures is None else torch.where(redraw, images, chunk.pictures)
-        fine = self.tokens("superres", options.superres, chunk, None, ids.flatten(1))
-        return self.decode("fine_tokenizer" if "fine_tokenizer" in self.stages else "tokenizer", fine)
+        else:
+            fine = self.tokens("superres", options.superres, chunk, None, ids.flatten(1))
+            images = self.decode("fine_tokenizer" if "fine_tokenizer" in self.stages else "tokenizer", fine)
+        return images if redraw is None or chunk.pictures is None else torch.where(redraw, images, chunk.pictures)
 
     def compile(self) -> None:
         """Generators as a whole, and of tokenizers what makes pixels. Steps that were recorded before are forgotten."""
@@ -83,7 +90,7 @@ class Painter:
         return self._samplers[key](text, chunk.seeds, negative, known, low).unflatten(1, generator.grid)
 
     def start(self, chunk: Chunk, options: MuseSampleConfig) -> tuple[Tensor | None, Tensor | None]:
-        """Tokens that stay, b n, and which pixels are drawn anew, b 1 h w; nothing of both without a picture."""
+        """Tokens of base that stay, b n, and which pixels of the picture are drawn anew, b 1 h w; nothing of both without one."""
         if chunk.pictures is None:
             return None, None
         generator: Any = self.stages["base"]["generator"]
@@ -102,7 +109,8 @@ class Painter:
             known_mean = (chunk.pictures * ~redraw).sum((2, 3), keepdim=True) / (~redraw).sum((2, 3), keepdim=True).clamp(min=1)
             pixels = torch.where(redraw, known_mean, chunk.pictures)  # what is drawn over must not shine through
         with full_precision(self.device):
-            ids = self.stages["tokenizer"]["tokenizer"].encode(pixels).flatten(1)  # type: ignore[operator]
+            coarse = at_size(pixels, self.config.data.resolution)
+            ids = self.stages["tokenizer"]["tokenizer"].encode(coarse).flatten(1)  # type: ignore[operator]
         return ids.masked_fill(
             open_cells.repeat_interleave(ids.shape[1] // open_cells.shape[1], dim=1), generator.mask_id
         ), redraw
@@ -114,9 +122,7 @@ class Painter:
         losses, sums = MaskedLosses(self.config.base.loss), torch.zeros(3, dtype=torch.float64)
         images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
         for first in range(0, len(images), LOSS_CHUNK):
-            part = from_uint8(images[first : first + LOSS_CHUNK].to(self.device))
-            if part.shape[-1] != size:
-                part = F.interpolate(part, size=(size, size), mode="bilinear", antialias=True)
+            part = at_size(from_uint8(images[first : first + LOSS_CHUNK].to(self.device)), size)
             with full_precision(self.device):
                 ids = self.stages["tokenizer"]["tokenizer"].encode(part)  # type: ignore[operator]
             some = tuple(captions[first : first + LOSS_CHUNK])
@@ -140,6 +146,13 @@ class Painter:
 def base_options(options: MuseSampleConfig) -> MaskedSampleConfig:
     """What concerns the first generator."""
     return MaskedSampleConfig(**{name: getattr(options, name) for name in MaskedSampleConfig.model_fields})
+
+
+def at_size(images: Tensor, size: int) -> Tensor:
+    """b c h w in [-1, 1], scaled as the data of training is: bicubic, antialiased, clamped."""
+    if images.shape[-1] == size:
+        return images
+    return F.interpolate(images, size=(size, size), mode="bicubic", antialias=True).clamp(-1, 1)
 
 
 def pictures(images: Tensor) -> list[npt.NDArray[np.uint8]]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 
-def draw(logits: Tensor, numbers: Tensor, temperature: float = 1.0, top_p: float = 1.0) -> Tensor:
-    """logits b n v, numbers b n in [0, 1) -> b n: tokens with the probabilities of softmax(logits / temperature).
+def draw(logits: Tensor, numbers: Tensor, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0) -> Tensor:
+    """logits ... v, numbers ... in [0, 1) -> ...: tokens with the probabilities of softmax(logits / temperature), perhaps only
+    the k most probable ones.
 
     Gumbel noise would need v numbers a place and gives the same distribution. Sums are fp64, so that a token of probability 0
     cannot be reached by rounding.
     """
     if temperature == 0:
         return logits.argmax(-1)
+    if 0 < top_k < logits.shape[-1]:
+        logits = logits.masked_fill(logits < logits.topk(top_k, dim=-1).values[..., -1:], -math.inf)
     probs = (logits / temperature).softmax(-1)
     if top_p < 1:
         probs = nucleus(probs, top_p)

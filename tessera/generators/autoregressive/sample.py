@@ -1,0 +1,285 @@
+"""Sampling: one group after another, each token drawn among those that may come next. A sample is a function of its own seed,
+text and known groups.
+
+Keys and values of groups that are written lie in a buffer of fixed size, which doubles when it is full; rows that have ended
+leave the batch, which halves. Between such changes shapes are the same from group to group: one group is recorded once for each
+size and replayed on a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from tessera.batches import TextStates
+from tessera.config import Config
+from tessera.contracts import Constraint
+from tessera.generators.autoregressive.model import PREFIX, Autoregressive, length_class
+from tessera.nn.drawing import draw
+from tessera.nn.recording import Recording, mapped, shapes_of
+from tessera.randomness import mix_tensors, uniform
+
+CHOICE = 41  # stream of random numbers
+FIRST_ROOM = 64  # groups that the first buffer holds
+LOOK_EVERY = 8  # groups from one look at which rows have ended to the next
+
+
+class AutoregressiveSampleConfig(Config):
+    """How an autoregressive generator draws."""
+
+    guidance: float = Field(2.0, ge=0)
+    """Pull towards the text: logits of the unconditional branch plus this times the difference. 1 is none, at half the cost."""
+    temperature: float = Field(1.0, ge=0)
+    """Of the choice of tokens; 0 takes the most probable."""
+    top_k: int = Field(0, ge=0)
+    """Choose only among so many of the most probable tokens; 0: among all."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Choose only among the most probable tokens that together have this probability."""
+    leave: bool = True
+    """Samples that have ended leave the batch. Then the others are computed in a smaller one, whose rounding differs in the last
+    bit; without it a sample never depends on what else is asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndBetween:
+    """The weakest constraint: any token, and the end where a group begins, but not at once."""
+
+    vocab_size: int
+    tokens: int  # of a group
+
+    def init(self, num: int, device: torch.device) -> tuple[int, Tensor]:
+        """The state is the number of tokens so far."""
+        return 0, self.allowed(0, num, device)
+
+    def step(self, state: int, ids: Tensor) -> tuple[int, Tensor]:
+        """One more; after the first group it only matters where in a group."""
+        after = state + 1 if state < self.tokens else self.tokens + (state + 1) % self.tokens
+        return after, self.allowed(after, len(ids), ids.device)
+
+    def allowed(self, state: int, num: int, device: torch.device) -> Tensor:
+        """b v + 1 bool"""
+        found = torch.ones(num, self.vocab_size + 1, dtype=torch.bool, device=device)
+        found[:, -1] = state == self.tokens
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Groups that samples begin with."""
+
+    ids: Tensor  # b n t
+    lengths: Tensor  # b
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What stays the same from group to group, and buffers that are written in place. Two branches, with text and without,
+    are one batch of twice the size."""
+
+    seeds: Tensor  # b int64
+    states: Tensor  # b or 2b, m c: text
+    mask: Tensor  # b or 2b, m bool
+    kept: Tensor  # l 2 (b or 2b) h n k: keys and values
+    out: Tensor  # b n t: groups that are written
+    known: Known
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a group changes."""
+
+    place: Tensor  # 1 int64: of the next input in the outer sequence
+    x: Tensor  # b or 2b, 1 d: that input
+    ended: Tensor  # b bool
+    lengths: Tensor  # b int64: groups so far
+    begun: Any  # of the constraint, before a group
+    allowed: Tensor  # b v bool
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """One way to sample from one generator."""
+
+    net: Autoregressive
+    config: AutoregressiveSampleConfig
+    constraint: Constraint
+    bf16: bool = False
+
+    @property
+    def guided(self) -> bool:
+        """Whether there is a second branch."""
+        return self.config.guidance != 1
+
+    @property
+    def tokens(self) -> int:
+        """Of a group."""
+        return math.prod(self.net.group)
+
+    def prepare(
+        self, text: TextStates, seeds: Tensor, negative: TextStates | None, lengths: Tensor, known: Known | None
+    ) -> tuple[Setup, State]:
+        """Everything on the device, up to the last place before the first group."""
+        net, device, size = self.net, seeds.device, len(seeds)
+        if self.guided:
+            none = text.without(torch.ones(size, dtype=torch.bool, device=device)) if negative is None else negative
+            text, lengths = text.joined(none), torch.cat([lengths, lengths])
+        with self.autocast(device):
+            states, mask = net.context_of(text)
+            prefix = net.prefix(text, length_class(lengths))
+        if known is None:
+            known = Known(torch.zeros(size, 1, self.tokens, dtype=torch.long, device=device), torch.zeros_like(seeds))
+        kind = torch.bfloat16 if self.bf16 else torch.float32
+        room = FIRST_ROOM + PREFIX
+        kept = torch.zeros(len(net.blocks), 2, len(mask), net.heads, room, net.head_width, dtype=kind, device=device)
+        out = torch.zeros(size, room, self.tokens, dtype=torch.long, device=device)
+        setup = Setup(seeds, states.to(kind), mask, kept, out, known)
+        place = torch.zeros(1, dtype=torch.long, device=device)
+        prefix = prefix.to(kind)
+        with self.autocast(device):
+            for index in range(PREFIX - 1):
+                net.step(prefix[:, index : index + 1], setup.states, mask, kept, place + index)
+        begun, allowed = self.constraint.init(size, device)
+        ended = torch.zeros(size, dtype=torch.bool, device=device)
+        return setup, State(place + PREFIX - 1, prefix[:, -1:], ended, torch.zeros_like(seeds), begun, allowed)
+
+    def step_once(self, setup: Setup, state: State) -> State:
+        """Writes one group of every sample."""
+        with self.autocast(state.x.device):
+            context = self.net.step(state.x, setup.states, setup.mask, setup.kept, state.place)
+            group = Group(self, setup, state)
+            vector = self.net.write(context, group.choose)
+        ids = torch.stack(group.ids, dim=-1)
+        setup.out.index_copy_(1, state.place - (PREFIX - 1), ids[:, None])
+        lengths = state.lengths + ~group.ended
+        return State(state.place + 1, vector[:, None].to(state.x.dtype), group.ended, lengths, group.begun, group.allowed)
+
+    def autocast(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+        """A cached cast would outlive a recording that made it, so nothing is cached."""
+        return torch.autocast(device.type, torch.bfloat16, cache_enabled=False) if self.bf16 else contextlib.nullcontext()
+
+
+class Group:
+    """One group while it is written."""
+
+    def __init__(self, writer: Writer, setup: Setup, state: State) -> None:
+        self.writer, self.known = writer, setup.known
+        self.ended, self.begun, self.allowed = state.ended, state.begun, state.allowed
+        index = state.place - (PREFIX - 1)
+        self.numbers = uniform(CHOICE, mix_tensors(setup.seeds, index), writer.tokens)
+        self.given = index < self.known.lengths
+        self.known_ids = self.known.ids.index_select(1, index.clamp(max=self.known.ids.shape[1] - 1))[:, 0]
+        self.ids: list[Tensor] = []
+
+    def choose(self, logits: Tensor) -> Tensor:
+        """logits b v or 2b v -> ids, the same in both branches."""
+        writer, config, place = self.writer, self.writer.config, len(self.ids)
+        if writer.guided:
+            with_text, without = logits.chunk(2)
+            logits = without + config.guidance * (with_text - without)
+        ids = draw(
+            logits.masked_fill(~self.allowed, -math.inf), self.numbers[:, place], config.temperature, config.top_p, config.top_k
+        )
+        ids = torch.where(self.given, self.known_ids[:, place], ids)
+        ids = ids.masked_fill(self.ended, 0)
+        self.begun, self.allowed = writer.constraint.step(self.begun, ids)
+        if place == 0:
+            self.ended = self.ended | (ids == writer.net.end)
+            ids = ids.masked_fill(self.ended, 0)
+        self.ids.append(ids)
+        return torch.cat([ids, ids]) if writer.guided else ids
+
+
+class Sampler:
+    """Whole samples. On a GPU groups are recorded, once for each size of batch and buffer; weights are read where they lie."""
+
+    def __init__(self, writer: Writer) -> None:
+        self.writer = writer
+        self.recordings: dict[tuple[Any, ...], Recording[Setup, State]] = {}
+
+    @torch.no_grad()
+    def __call__(
+        self, text: TextStates, seeds: Tensor, most: int, *, negative: TextStates | None = None, lengths: Tensor | None = None,
+        known: Known | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """ids b n t and how many groups each sample has: at most `most`, where it is cut. `lengths` b are groups to ask for,
+        0 for any."""
+        wanted = torch.zeros_like(seeds) if lengths is None else lengths
+        setup, state = self.writer.prepare(text, seeds, negative, wanted, known)
+        found = torch.zeros(len(seeds), most, self.writer.tokens, dtype=torch.long, device=seeds.device)
+        ends, rows = torch.zeros_like(seeds), torch.arange(len(seeds), device=seeds.device)
+        step = self.stepper(setup, state)
+        for count in range(1, most + 1):
+            step.once()
+            last = count == most
+            if not last and count % LOOK_EVERY and count + PREFIX < step.setup.kept.shape[4]:
+                continue
+            keep = ~step.state.ended
+            done = last or not bool(keep.any())
+            if done or self.writer.config.leave:
+                written = min(count, most)
+                found[rows, :written], ends[rows] = step.setup.out[: len(rows), :written], step.state.lengths[: len(rows)]
+            if done:
+                break
+            rows, setup, state = self.changed(step.setup, step.state, rows, count)
+            if shapes_of(setup, state) != shapes_of(step.setup, step.state):
+                step = self.stepper(setup, state)
+        return found, ends
+
+    def stepper(self, setup: Setup, state: State) -> Stepper:
+        """What goes on from here: a recording, or the plain step."""
+        if state.x.device.type != "cuda":
+            return Stepper(self.writer, setup, state)
+        shapes = shapes_of(setup, state)
+        if shapes not in self.recordings:
+            self.recordings[shapes] = Recording(self.writer.step_once, setup, state)
+        recording = self.recordings[shapes]
+        recording.load(setup, state)
+        return Stepper(self.writer, recording.setup, recording.state, recording)
+
+    def changed(self, setup: Setup, state: State, rows: Tensor, count: int) -> tuple[Tensor, Setup, State]:
+        """With a buffer that has room for the next groups, and without rows that have ended where half of the batch can go."""
+        if count + LOOK_EVERY + PREFIX > setup.kept.shape[4]:
+            more = setup.kept.shape[4]
+            setup = replace(
+                setup,
+                kept=torch.nn.functional.pad(setup.kept, (0, 0, 0, more)),
+                out=torch.nn.functional.pad(setup.out, (0, 0, 0, more)),
+            )
+        size = len(state.ended)
+        if not self.writer.config.leave:
+            return rows, setup, state
+        alive = (~state.ended[: len(rows)]).nonzero()[:, 0]
+        smaller = 1 << (max(1, len(alive)) - 1).bit_length()
+        if smaller > size // 2:
+            return rows, setup, state
+        kept = torch.cat([alive, alive[:1].expand(smaller - len(alive))])
+        both = torch.cat([kept, kept + size]) if self.writer.guided else kept
+        ended = torch.arange(smaller, device=kept.device) >= len(alive)  # copies that fill up
+        setup = replace(
+            setup,
+            seeds=setup.seeds[kept], states=setup.states[both], mask=setup.mask[both], kept=setup.kept[:, :, both],
+            out=setup.out[kept], known=Known(setup.known.ids[kept], setup.known.lengths[kept]),
+        )  # fmt: skip
+        begun = mapped(state.begun, lambda tensor: tensor[kept])
+        state = State(state.place, state.x[both], ended, state.lengths[kept], begun, state.allowed[kept])
+        return rows[alive], setup, state
+
+
+class Stepper:
+    """Goes from group to group at one size."""
+
+    def __init__(self, writer: Writer, setup: Setup, state: State, recording: Recording[Setup, State] | None = None) -> None:
+        self.writer, self.setup, self.state, self.recording = writer, setup, state, recording
+
+    def once(self) -> None:
+        """One group."""
+        if self.recording is None:
+            self.state = self.writer.step_once(self.setup, self.state)
+        else:
+            self.recording.play()

@@ -1,0 +1,77 @@
+"""A step recorded once as a CUDA graph and replayed: the host launches one thing instead of a thousand.
+
+What a step reads lies in dataclasses of tensors, at any depth. A recording has buffers of its own, which it updates in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+WARM_UP_STEPS = 3  # libraries choose kernels and take workspaces in their first calls, which must not be recorded
+
+Setup = TypeVar("Setup")
+State = TypeVar("State")
+
+
+class Recording(Generic[Setup, State]):
+    """`step(setup, state) -> state` on buffers of this recording."""
+
+    def __init__(self, step: Callable[[Setup, State], State], setup: Setup, state: State) -> None:
+        self.setup, self.state = cloned(setup), cloned(state)  # the caller's tensors are not ours to overwrite
+        device = tensors_of(state)[0].device
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP_STEPS):
+                step(self.setup, self.state)
+        torch.cuda.current_stream(device).wait_stream(stream)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(device), torch.cuda.graph(self.graph):
+            copy_tensors(self.state, step(self.setup, self.state))
+
+    def load(self, setup: Setup, state: State) -> None:
+        """Takes over where another left."""
+        copy_tensors(self.setup, setup)
+        copy_tensors(self.state, state)
+
+    def play(self) -> None:
+        """One step."""
+        self.graph.replay()
+
+
+def shapes_of(*items: Any) -> tuple[Any, ...]:
+    """What a recording fits: shapes, types and devices of all tensors."""
+    return tuple((tensor.shape, tensor.dtype, tensor.device) for item in items for tensor in tensors_of(item))
+
+
+def tensors_of(item: Any) -> list[Tensor]:
+    """All tensors of a dataclass and of those in it, in the order of their fields."""
+    if isinstance(item, Tensor):
+        return [item]
+    return [tensor for part in fields(item) for tensor in tensors_of(getattr(item, part.name))] if is_dataclass(item) else []
+
+
+def cloned(item: Any) -> Any:
+    """The same with tensors of its own."""
+    return mapped(item, Tensor.clone)
+
+
+def mapped(item: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same with every tensor changed."""
+    if isinstance(item, Tensor):
+        return change(item)
+    if not is_dataclass(item) or isinstance(item, type):
+        return item
+    return replace(item, **{part.name: mapped(getattr(item, part.name), change) for part in fields(item)})
+
+
+def copy_tensors(into: Any, source: Any) -> None:
+    """Overwrites tensors with those of the same dataclass."""
+    for old, new in zip(tensors_of(into), tensors_of(source), strict=True):
+        if old is not new:
+            old.copy_(new)

@@ -1,0 +1,134 @@
+"""The root config of the recipe, and its presets."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from tessera.config import Config, EngineConfig, EvaluateConfig, MeshDataConfig, OptimConfig
+from tessera.generators.autoregressive.model import AutoregressiveConfig
+from tessera.generators.autoregressive.sample import AutoregressiveSampleConfig
+from tessera.generators.autoregressive.stage import AutoregressiveStageConfig
+from tessera.recipes.needs import NeedsConfig
+from tessera.text.encoders import ByteTextConfig, TextConfig
+from tessera.tokenizers.mesh.coordinates import CoordinateConfig
+from tessera.tokenizers.mesh.graph_stage import GraphTokenizerStageConfig
+
+
+class GraphConfig(GraphTokenizerStageConfig):
+    """Training of a graph autoencoder, whose codes are the tokens."""
+
+    kind: Literal["graph"] = "graph"
+    """The kind of tokenizer."""
+
+
+class BaseConfig(AutoregressiveStageConfig):
+    """Training of the generator."""
+
+    needs: NeedsConfig = NeedsConfig()
+    """Where its tokens come from, with `tokenizer.kind=graph`."""
+
+
+class MeshSampleConfig(AutoregressiveSampleConfig):
+    """How meshes are drawn; each value can be changed per call."""
+
+    faces: int = Field(0, ge=0)
+    """Triangles to ask for, about so many; 0 leaves it to the caption."""
+    max_faces: int | None = Field(None, ge=1)
+    """A mesh is cut off there; left empty, at `data.max_faces`."""
+    chunk: int = Field(16, ge=1, le=1024)
+    """Meshes drawn at once. Always so many: the last chunk is padded."""
+
+
+class MeshGPTConfig(Config):
+    """Root config of the recipe."""
+
+    recipe: Literal["meshgpt"] = "meshgpt"
+    """The recipe's name."""
+    preset: Literal["tiny", "small", "base", "large"] = "small"
+    """Where the values come from that neither the file nor --set names."""
+    seed: int = Field(0, ge=0, lt=2**32)
+    """Everything random is a function of it: initial weights, order, augmentation, dropout."""
+    data: MeshDataConfig = MeshDataConfig()
+    """The user's files."""
+    text: TextConfig = ByteTextConfig()
+    """How captions are read."""
+    tokenizer: Annotated[CoordinateConfig | GraphConfig, Field(discriminator="kind")] = CoordinateConfig()
+    """Meshes to tokens: exact coordinates, or stage 1, a graph autoencoder."""
+    base: BaseConfig = BaseConfig()
+    """Captions to tokens."""
+    engine: EngineConfig = EngineConfig()
+    """How training runs."""
+    sample: MeshSampleConfig = MeshSampleConfig()
+    """How meshes are drawn."""
+    evaluate: EvaluateConfig = EvaluateConfig()
+    """How the trained model is judged."""
+
+
+def tiny() -> MeshGPTConfig:
+    """For a CPU: 64 bins, meshes of up to 200 faces, 1 million parameters, minutes on two cores."""
+    return MeshGPTConfig(
+        preset="tiny",
+        data=MeshDataConfig(bins=64, max_faces=200, workers=0),
+        text=ByteTextConfig(length=96, width=64, depth=1, heads=4),
+        base=BaseConfig(
+            model=AutoregressiveConfig(width=128, depth=4, heads=4, inner_width=96, inner_depth=1),
+            optim=OptimConfig(lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1, warmup_steps=50),
+            ema_decay=0.99,
+            batch_size=16,
+            steps=1000,
+        ),
+        engine=EngineConfig(
+            log_every_steps=50, validate_every_steps=250, preview_every_steps=500, save_every_steps=250,
+            validation_samples=64, preview_samples=4,
+        ),
+    )  # fmt: skip
+
+
+def small() -> MeshGPTConfig:
+    """128 bins, meshes of up to 800 faces, 60 million parameters, one GPU, minutes to an hour."""
+    return MeshGPTConfig(
+        preset="small",
+        data=MeshDataConfig(workers=8),
+        engine=EngineConfig(precision="bf16", compile=True, preview_samples=4),
+    )
+
+
+def base() -> MeshGPTConfig:
+    """128 bins, up to 1,600 faces, 350 million parameters, one large GPU and tens of thousands of meshes. Not yet trained to the
+    end."""
+    return MeshGPTConfig(
+        preset="base",
+        data=MeshDataConfig(max_faces=1600, scale=1.25, yaw="quarters", workers=16),
+        text=ByteTextConfig(length=256, width=512, depth=6, heads=8),
+        base=BaseConfig(
+            model=AutoregressiveConfig(width=1024, depth=20, heads=8, inner_width=512, inner_depth=3, dropout=0.1),
+            optim=OptimConfig(lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, warmup_steps=2000),
+            ema_decay=0.9999,
+            batch_size=256,
+            steps=100_000,
+        ),
+        engine=EngineConfig(
+            precision="bf16", compile=True, micro_batch_size=32, validate_every_steps=2000, save_every_steps=5000,
+            preview_samples=4,
+        ),
+    )  # fmt: skip
+
+
+def large() -> MeshGPTConfig:
+    """1,024 bins, up to 4,000 faces, 800 million parameters, for several GPUs. Not yet trained to the end."""
+    start = base()
+    return start.model_copy(
+        update={
+            "preset": "large",
+            "data": start.data.model_copy(update={"bins": 1024, "max_faces": 4000}),
+            "base": start.base.model_copy(
+                update={
+                    "model": AutoregressiveConfig(width=1536, depth=24, heads=12, inner_width=768, inner_depth=3),
+                    "steps": 300_000,
+                }
+            ),
+            "engine": start.engine.model_copy(update={"micro_batch_size": 8, "activation_checkpointing": True}),
+        }
+    )

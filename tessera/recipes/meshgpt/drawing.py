@@ -1,0 +1,117 @@
+"""From a request's chunk to meshes: text, tokens, corners."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from tessera.batches import SequenceBatch
+from tessera.config import UserError
+from tessera.contracts import Chunk, Context, Nets
+from tessera.data.canonical import quantise, standardise
+from tessera.generators.autoregressive.losses import AutoregressiveLosses, digest
+from tessera.generators.autoregressive.sample import AutoregressiveSampleConfig, Known, Sampler, Writer
+from tessera.media.meshes import Mesh
+from tessera.recipes.captions import Prompts
+from tessera.recipes.meshgpt.config import MeshGPTConfig, MeshSampleConfig
+from tessera.recipes.meshgpt.tokens import meshes_of, tokens_of
+
+LOSS_CHUNK = 16  # meshes
+
+
+class Sculptor:
+    """Draws with the trained nets of a run. Rows of a chunk do not see each other."""
+
+    def __init__(self, config: MeshGPTConfig, stages: Mapping[str, Nets], device: torch.device) -> None:
+        if "base" not in stages:
+            raise UserError(f"stage base has not been trained yet (trained: {', '.join(stages)}); tessera resume goes on with it")
+        self.config, self.stages, self.device = config, stages, device
+        self.prompts, self.tokens = Prompts(config.text, device), tokens_of(config)
+        self._samplers: dict[str, Sampler] = {}
+
+    @property
+    def nets(self) -> Nets:
+        """Those of the generator, and the tokenizer where there is one."""
+        return {**self.stages.get("tokenizer", {}), **self.stages["base"]}
+
+    @torch.no_grad()
+    def __call__(self, chunk: Chunk) -> list[Mesh]:
+        """A mesh for every row."""
+        options = chunk.options
+        assert isinstance(options, MeshSampleConfig)
+        ids, faces = self.draw(chunk, options)
+        return meshes_of(self.tokens, self.nets, ids, faces, self.config.data.bins)
+
+    def draw(self, chunk: Chunk, options: MeshSampleConfig) -> tuple[Tensor, Tensor]:
+        """ids b f t and the faces of each."""
+        nets = self.stages["base"]
+        negative = None if chunk.negatives is None or options.guidance == 1 else self.prompts(nets, chunk.negatives)
+        lengths = torch.full_like(chunk.seeds, options.faces)
+        return self.sampler(options)(
+            self.prompts(nets, chunk.captions), chunk.seeds, options.max_faces or self.config.data.max_faces,
+            negative=negative, lengths=lengths, known=self.begun(chunk),
+        )  # fmt: skip
+
+    def sampler(self, options: MeshSampleConfig) -> Sampler:
+        """One for each set of options: on a GPU it keeps what it recorded."""
+        plain = AutoregressiveSampleConfig(**{name: getattr(options, name) for name in AutoregressiveSampleConfig.model_fields})
+        key = plain.model_dump_json()
+        if key not in self._samplers:
+            generator: Any = self.stages["base"]["generator"]
+            bf16 = self.device.type == "cuda" and self.config.engine.precision == "bf16"
+            self._samplers[key] = Sampler(Writer(generator, plain, self.tokens.constraint, bf16))
+        return self._samplers[key]
+
+    def begun(self, chunk: Chunk) -> Known | None:
+        """The faces of a partial mesh, which lies where and is as large as it will be in the whole one."""
+        if chunk.mesh is None:
+            return None
+        corners = torch.from_numpy(quantise(chunk.mesh, self.config.data.bins))[None].to(self.device)
+        faces = torch.tensor([corners.shape[1]], device=self.device)
+        size = len(chunk.seeds)
+        return Known(self.tokens.encode(self.nets, corners, faces).expand(size, -1, -1), faces.expand(size))
+
+    @torch.no_grad()
+    def loss(self, meshes: Sequence[Mesh], captions: Sequence[str | None]) -> dict[str, float]:
+        """Of held-out meshes: nats a token, bits a face and a mesh, and bits of the first faces."""
+        losses, nets, bins = AutoregressiveLosses(self.config.base.loss), self.stages["base"], self.config.data.bins
+        sums: dict[str, Tensor] = {}
+        total = torch.zeros(2, dtype=torch.float64)
+        for first in range(0, len(meshes), LOSS_CHUNK):
+            part = [quantise(standardise(mesh)[0], bins) for mesh in meshes[first : first + LOSS_CHUNK]]
+            some = tuple(captions[first : first + LOSS_CHUNK])
+            corners, faces = padded(part)
+            corners, faces = corners.to(self.device), faces.to(self.device)
+            batch = SequenceBatch(
+                ids=self.tokens.encode(self.nets, corners, faces), lengths=faces, text=self.prompts(nets, some),
+                valid=torch.ones_like(faces, dtype=torch.bool), positions=torch.arange(len(part)), keys=("",) * len(part),
+                captions=some,
+            )  # fmt: skip
+            loss = losses.measure(nets, batch, Context(0, 0, batch.positions))
+            total += torch.stack([loss.total.double(), loss.weight.double()]).cpu()
+            sums = {name: sums.get(name, 0) + value.double().cpu() for name, value in loss.stats.items()}
+        return {"loss": float(total[0] / total[1])} | digest(sums)
+
+    @torch.no_grad()
+    def through_tokens(self, meshes: Sequence[Mesh]) -> list[Mesh]:
+        """What the tokenizer keeps of meshes."""
+        bins, made = self.config.data.bins, []
+        for mesh in meshes:
+            corners, faces = padded([quantise(standardise(mesh)[0], bins)])
+            ids = self.tokens.encode(self.nets, corners.to(self.device), faces.to(self.device))
+            made += meshes_of(self.tokens, self.nets, ids, faces.to(self.device), bins)
+        return made
+
+
+def padded(parts: Sequence[npt.NDArray[np.int64]]) -> tuple[Tensor, Tensor]:
+    """Corners b f 3 3 of meshes with f faces or fewer, and how many each has."""
+    faces = torch.tensor([len(part) for part in parts])
+    corners = torch.zeros(len(parts), int(faces.max()), 3, 3, dtype=torch.int64)
+    for row, part in enumerate(parts):
+        corners[row, : len(part)] = torch.from_numpy(part)
+    return corners, faces

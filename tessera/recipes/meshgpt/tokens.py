@@ -1,0 +1,105 @@
+"""Meshes to tokens and back, by either tokenizer: what training, previews and drawing share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tessera.batches import MeshBatch, SequenceBatch
+from tessera.contracts import Constraint, Nets
+from tessera.data.canonical import quantise, to_mesh
+from tessera.generators.autoregressive.sample import EndBetween
+from tessera.media.meshes import Mesh
+from tessera.recipes.meshgpt.config import MeshGPTConfig
+from tessera.recipes.precision import full_precision
+from tessera.tokenizers.mesh.autoencoder import GraphTokenizer
+from tessera.tokenizers.mesh.coordinates import CORNERS, CoordinateConfig, Coordinates
+
+
+@dataclass(frozen=True, slots=True)
+class MeshTokens:
+    """How many ids there are, how they are grouped, which may follow which, and the two ways."""
+
+    vocab_size: int
+    group: tuple[int, ...]
+    constraint: Constraint
+    encode: Callable[[Nets, Tensor, Tensor], Tensor]  # nets, corners b f 3 3, faces b -> ids b f t
+    decode: Callable[[Nets, Tensor, Tensor], Tensor]  # nets, ids b f t, faces b -> corners b f 3 3
+
+
+def tokens_of(config: MeshGPTConfig) -> MeshTokens:
+    """Those of the config's tokenizer."""
+    if isinstance(config.tokenizer, CoordinateConfig):
+        exact = Coordinates(config.data.bins)
+        return MeshTokens(
+            exact.vocab_size, exact.group, exact.constraint,
+            encode=lambda nets, corners, faces: exact.encode(corners), decode=lambda nets, ids, faces: exact.decode(ids),
+        )  # fmt: skip
+    quantizer = config.tokenizer.model.quantizer
+    return MeshTokens(
+        quantizer.vocab_size,
+        (CORNERS, quantizer.num_quantizers),
+        EndBetween(quantizer.vocab_size, CORNERS * quantizer.num_quantizers),
+        encode=encode_graph,
+        decode=decode_graph,
+    )
+
+
+@torch.no_grad()
+def encode_graph(nets: Nets, corners: Tensor, faces: Tensor) -> Tensor:
+    """Ids need full precision, whatever the training around it has."""
+    with full_precision(corners.device), torch.autocast(corners.device.type, enabled=False):
+        return graph_of(nets).encode(corners, faces).flatten(-2)
+
+
+@torch.no_grad()
+def decode_graph(nets: Nets, ids: Tensor, faces: Tensor) -> Tensor:
+    """Codes to corners."""
+    tokenizer = graph_of(nets)
+    with full_precision(ids.device), torch.autocast(ids.device.type, enabled=False):
+        return tokenizer.decode(ids.unflatten(-1, (CORNERS, -1)), faces)
+
+
+def graph_of(nets: Nets) -> GraphTokenizer:
+    """The frozen tokenizer that a stage was given."""
+    net = nets["tokenizer"]
+    assert isinstance(net, GraphTokenizer)
+    return net
+
+
+def sequences(tokens: MeshTokens) -> Callable[[Nets, Any], SequenceBatch]:
+    """What the generator's loss reads of a batch of meshes."""
+
+    def read(nets: Nets, batch: MeshBatch) -> SequenceBatch:
+        return SequenceBatch(
+            ids=tokens.encode(nets, batch.corners, batch.num_faces),
+            lengths=batch.num_faces,
+            text=batch.text,
+            valid=batch.valid,
+            positions=batch.positions,
+            keys=batch.keys,
+            captions=batch.captions,
+            faults=batch.faults,
+        )
+
+    return read
+
+
+def meshes_of(tokens: MeshTokens, nets: Nets, ids: Tensor, faces: Tensor, bins: int) -> list[Mesh]:
+    """Drawn ids to meshes, in canonical order and welded: codes may say the same face twice, or none at all."""
+    corners = tokens.decode(nets, ids, faces).cpu().numpy()
+    return [in_order(to_mesh(own[:count], bins), bins) for own, count in zip(corners, faces.tolist(), strict=True)]
+
+
+def in_order(mesh: Mesh, bins: int) -> Mesh:
+    """Without degenerate faces and duplicates, which only learned codes can give."""
+    return to_mesh(quantise(mesh, bins), bins)
+
+
+def module_of(config: MeshGPTConfig) -> nn.Module | None:
+    """A fresh tokenizer, where one is trained."""
+    return None if isinstance(config.tokenizer, CoordinateConfig) else GraphTokenizer(config.tokenizer.model, config.data.bins)

@@ -1,0 +1,34 @@
+"""`tessera evaluate` on two ranks gives the report of one: each makes a share of the pictures, and all measure all of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tessera.data.synth.shapes import write_shapes
+from tests.processes import check, start
+from tests.small import generated, pictures
+
+__all__ = ["generated", "pictures"]
+
+
+def judged(run: Path, data: Path, folder: Path, ranks: int) -> dict[str, Any]:
+    """The report that was printed, once, and written."""
+    sets = ["evaluate.fit_steps=2", "evaluate.resamples=2", "evaluate.train_samples=40", f"data.path={data}"]
+    command = ["evaluate", str(run), "--n", "70", "--json", "--set", *sets]
+    with start(command, folder, ranks=ranks, CUDA_VISIBLE_DEVICES="") as running:
+        output = check(running.wait()).output
+    printed: dict[str, Any] = json.loads(output[output.index("{\n") :])  # messages come before it; a second one would be no JSON
+    assert printed == json.loads((run / f"evaluation-00{ranks}" / "evaluation.json").read_text())
+    return printed
+
+
+def test_two_ranks_report_what_one_does(generated: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(generated, tmp_path / "run"))
+    write_shapes(tmp_path / "data", 560, 0, image_size=32)  # 70 held out: two chunks, so both ranks draw
+    one, two = (judged(run, tmp_path / "data", tmp_path, ranks) for ranks in (1, 2))
+    assert one == two
+    assert one["oracle"]["n"] == 70
+    assert one["fd"]["n"] == 35

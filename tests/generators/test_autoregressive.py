@@ -1,0 +1,206 @@
+"""The autoregressive generator: what it sees, what it counts, that keeping keys changes nothing, and that it learns."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tessera.batches import SequenceBatch, TextStates
+from tessera.contracts import Context
+from tessera.generators.autoregressive import sample as sampling
+from tessera.generators.autoregressive.losses import AutoregressiveLossConfig, AutoregressiveLosses, digest, guess, targets_of
+from tessera.generators.autoregressive.model import LENGTHS, Autoregressive, AutoregressiveConfig, length_class
+from tessera.generators.autoregressive.sample import AutoregressiveSampleConfig, Known, Sampler, Writer
+from tessera.generators.autoregressive.stage import AutoregressiveStageConfig, build_nets, build_stage
+from tessera.tokenizers.mesh.coordinates import Coordinates, FaceOrder
+
+BINS, TEXT = 16, 12
+SMALL = AutoregressiveConfig(width=32, depth=2, heads=2, inner_width=16, inner_depth=1)
+
+
+def generator(group: tuple[int, ...] = (3, 3), seed: int = 0) -> Autoregressive:
+    torch.manual_seed(seed)
+    net = Autoregressive(SMALL, BINS, group, TEXT)
+    torch.nn.init.normal_(net.head.weight, std=0.3)  # or all guesses look alike
+    return net.eval()
+
+
+def words(num: int, length: int = 4) -> TextStates:
+    states = torch.randn(num, length, TEXT, generator=torch.Generator().manual_seed(7))
+    return TextStates(states, torch.ones(num, length, dtype=torch.bool), states.mean(1))
+
+
+def canonical(num: int, faces: int, seed: int = 0) -> Tensor:
+    """b f 9: random meshes in canonical order."""
+    order, rng = FaceOrder(BINS), torch.Generator().manual_seed(seed)
+    state, allowed = order.init(num, torch.device("cpu"))
+    drawn = []
+    for _ in range(9 * faces):
+        drawn.append(
+            torch.multinomial(allowed[:, :-1].float() + 1e-9 * (~allowed[:, :-1].any(1, keepdim=True)), 1, generator=rng)[:, 0]
+        )
+        state, allowed = order.step(state, drawn[-1])
+    return torch.stack(drawn, dim=1).view(num, faces, 9)
+
+
+def batch_of(ids: Tensor, lengths: list[int], text: TextStates) -> SequenceBatch:
+    num = len(ids)
+    mask = torch.arange(ids.shape[1])[None] < torch.tensor(lengths)[:, None]
+    return SequenceBatch(
+        ids=ids * mask[..., None], lengths=torch.tensor(lengths), text=text, valid=torch.ones(num, dtype=torch.bool),
+        positions=torch.arange(num), keys=tuple(map(str, range(num))), captions=(None,) * num,
+    )  # fmt: skip
+
+
+def anything(num: int) -> Tensor:
+    return torch.full((num,), LENGTHS - 1)
+
+
+@pytest.mark.parametrize("group", [(3, 3), (2,), (2, 3, 2), ()])
+def test_no_token_sees_itself_or_a_later_one(group: tuple[int, ...]) -> None:
+    net, size = generator(group), math.prod(group)
+    ids, seen = torch.randint(0, BINS, (1, 4, size)), {}
+    net.embed.register_forward_hook(lambda module, given, out: seen.update(embedded=out.requires_grad_().retain_grad() or out))
+    logits = net(ids, words(1), anything(1)).flatten(1, 2)[0]
+    for place in range(5 * size):
+        grad = torch.autograd.grad(logits[place].square().sum(), seen["embedded"], retain_graph=True, allow_unused=True)[0]
+        felt = [] if grad is None else grad.reshape(4 * size, -1).abs().sum(1).nonzero()[:, 0].tolist()
+        assert felt == list(range(min(place, 4 * size))), place
+
+
+def test_what_is_behind_a_sample_in_a_batch_changes_nothing() -> None:
+    net, ids, text = generator(), canonical(3, 6), words(3)
+    losses = [guess({"generator": net}, batch_of(ids, [6, 2, 4], text), text, torch.zeros(3, dtype=torch.long))]
+    for row, length in enumerate((6, 2, 4)):
+        alone = TextStates(text.states[row : row + 1], text.mask[row : row + 1], text.pooled[row : row + 1])
+        single = batch_of(ids[row : row + 1, :length], [length], alone)
+        losses.append(guess({"generator": net}, single, alone, torch.zeros(1, dtype=torch.long)))
+    assert losses[0].total.item() == pytest.approx(sum(loss.total.item() for loss in losses[1:]), rel=1e-5)
+    assert losses[0].weight.item() == 9 * 12 + 3 == sum(loss.weight.item() for loss in losses[1:])
+    assert losses[0].stats["groups"].item() == 12
+
+
+def test_loss_and_bits_are_those_of_a_sum_by_hand() -> None:
+    net, ids, text = generator(), canonical(2, 3), words(2)
+    batch = batch_of(ids, [3, 1], text)
+    loss = guess({"generator": net}, batch, text, torch.zeros(2, dtype=torch.long))
+    logs = net(batch.ids, text, anything(2)).log_softmax(-1).detach().numpy()
+    total = 0.0
+    for row, length in enumerate((3, 1)):
+        for face in range(length):
+            total -= sum(logs[row, face, k, int(ids[row, face, k])] for k in range(9))
+        total -= logs[row, length, 0, BINS]
+    assert loss.total.item() == pytest.approx(total, rel=1e-5)
+    numbers = digest(loss.stats)
+    assert numbers["bits_per_group"] == pytest.approx(total / 4 / np.log(2), rel=1e-5)
+    assert numbers["bits_per_sample"] == pytest.approx(total / 2 / np.log(2), rel=1e-5)
+    first = -sum(logs[row, 0, k, int(ids[row, 0, k])] for row in range(2) for k in range(9)) / 2 / np.log(2)
+    assert numbers["bits_of_group_1"] == pytest.approx(first, rel=1e-5)
+    assert "bits_of_group_8" not in numbers
+    wanted = targets_of(batch, BINS)
+    assert wanted.ids[1, 1, 0] == BINS
+    assert wanted.counts.sum((1, 2)).tolist() == [28, 10]
+
+
+def test_sampling_with_kept_keys_is_sampling_from_the_whole_network() -> None:
+    """Without keys and values of earlier groups: the whole forward pass for every token, and the constraint by hand."""
+    net, text, seeds = generator(), words(2), torch.tensor([5, 6])
+    config = AutoregressiveSampleConfig(guidance=1.0, temperature=0)
+    found, lengths = Sampler(Writer(net, config, Coordinates(BINS).constraint))(text, seeds, 10)
+    order = FaceOrder(BINS)
+    for row in range(2):
+        alone = TextStates(text.states[row : row + 1], text.mask[row : row + 1], text.pooled[row : row + 1])
+        ids = torch.zeros(1, 0, 9, dtype=torch.long)
+        state, allowed = order.init(1, torch.device("cpu"))
+        while ids.shape[1] < 10:
+            face = torch.zeros(1, 1, 9, dtype=torch.long)
+            for place in range(9):
+                logits = net(torch.cat([ids, face], dim=1), alone, anything(1))[0, -2, place]
+                token = int(logits.masked_fill(~allowed[0], -math.inf).argmax())
+                if token == BINS:
+                    break
+                face[0, 0, place] = token
+                state, allowed = order.step(state, torch.tensor([token]))
+            if token == BINS:
+                break
+            ids = torch.cat([ids, face], dim=1)
+        assert lengths[row] == ids.shape[1]
+        assert torch.equal(found[row, : ids.shape[1]], ids[0])
+
+
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+def test_a_sample_depends_on_its_own_seed_alone_and_leaving_rows_change_nothing(
+    guidance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "FIRST_ROOM", 3)
+    monkeypatch.setattr(sampling, "LOOK_EVERY", 2)
+    net, text, seeds = generator(), words(9), torch.arange(9)
+    net.head.bias.data[:2] = 3.0  # meshes that do not climb at once, so that some end early and some late
+    constraint = Coordinates(BINS).constraint
+    stay, leave = (AutoregressiveSampleConfig(guidance=guidance, leave=leave) for leave in (False, True))
+    whole, ends = Sampler(Writer(net, stay, constraint))(text, seeds, 100)
+    assert len(set(ends.tolist())) > 3
+    assert ends.max() > 8, "twice as long as the first buffer"
+    shrunk, same_ends = Sampler(Writer(net, leave, constraint))(text, seeds, 100)
+    assert torch.equal(ends, same_ends)
+    assert torch.equal(whole, shrunk)
+    picked = torch.tensor([7, 2])
+    few = TextStates(text.states[picked], text.mask[picked], text.pooled[picked])
+    alone, alone_ends = Sampler(Writer(net, stay, constraint))(few, seeds[picked], 100)
+    assert torch.equal(alone_ends, ends[picked])
+    assert torch.equal(alone, whole[picked])
+
+
+def test_every_sample_is_a_canonical_mesh_and_begins_with_what_is_known() -> None:
+    net, text, given = generator(), words(3), canonical(3, 4)
+    config = AutoregressiveSampleConfig(guidance=2.0)
+    known = Known(given, torch.tensor([4, 0, 2]))
+    found, ends = Sampler(Writer(net, config, Coordinates(BINS).constraint))(text, torch.arange(3), 12, known=known)
+    order = FaceOrder(BINS)
+    for row, (length, kept) in enumerate(zip(ends.tolist(), (4, 0, 2), strict=True)):
+        assert torch.equal(found[row, :kept], given[row, :kept])
+        faces = [order.vertices(face.unbind()).tolist() for face in found[row, :length]]
+        assert faces == sorted(faces)
+        assert length >= max(1, kept)
+        assert not found[row, length:].any()
+
+
+def test_lengths_are_told_by_quarters_of_an_octave_and_change_the_guess() -> None:
+    classes = length_class(torch.tensor([0, 1, 2, 4, 100, 101, 2**20]))
+    assert classes.tolist() == [LENGTHS - 1, 0, 4, 8, 26, 26, 63]
+    net, ids = generator(), canonical(1, 2)
+    asked = [net(ids, words(1), torch.tensor([value])) for value in (3, 30)]
+    assert not torch.allclose(asked[0], asked[1])
+
+
+def test_captions_and_lengths_are_taken_away_as_often_as_asked() -> None:
+    net, ids = generator(), canonical(64, 1)
+    seen: dict[str, Tensor] = {}
+    net.register_forward_hook(lambda module, given, out: seen.update(mask=given[1].mask, lengths=given[2]))
+    losses = AutoregressiveLosses(AutoregressiveLossConfig(text_dropout_prob=0.25, length_dropout_prob=0.5))
+    losses.turn({"generator": net}, batch_of(ids, [1] * 64, words(64)), Context(3, 0, torch.arange(64)))
+    assert 0.1 < (~seen["mask"].any(1)).float().mean() < 0.4
+    assert 0.3 < (seen["lengths"] == LENGTHS - 1).float().mean() < 0.7
+
+
+def test_meshes_are_learned_by_heart_and_told_apart_by_their_text() -> None:
+    torch.manual_seed(0)
+    ids, text, lengths = canonical(4, 5, seed=3), words(4), [5, 3, 4, 5]
+    config = AutoregressiveStageConfig(model=SMALL, loss=AutoregressiveLossConfig(text_dropout_prob=0.1))
+    stage = build_stage(config, build_nets(config, vocab_size=BINS, group=(3, 3), text_width=TEXT))
+    net, batch = stage.nets["generator"], batch_of(ids, lengths, text)
+    assert isinstance(net, Autoregressive)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
+    for step in range(250):
+        loss = stage.turns[0].loss(stage.all_nets, batch, Context(step, 0, batch.positions))
+        optimizer.zero_grad()
+        (loss.total / loss.weight).backward()
+        optimizer.step()
+    config = AutoregressiveSampleConfig(guidance=1.0, temperature=0)
+    found, ends = Sampler(Writer(net.eval(), config, Coordinates(BINS).constraint))(text, torch.arange(4), 8)
+    assert ends.tolist() == lengths
+    assert torch.equal(found[:, :5], batch.ids)
