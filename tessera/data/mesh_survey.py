@@ -78,19 +78,18 @@ def digest_of(corners: Corners) -> bytes:
 
 
 def cells_of(mesh: Mesh) -> npt.NDArray[np.uint8]:
-    """Which cells of the grid the surface of a mesh within [-1, 1] passes through, as bits: points in every triangle, so close
-    that none of its cells is missed by more than a corner."""
-    corners = mesh.vertices[mesh.faces]  # f 3 3
+    """Which cells of the grid the surface of a mesh within [-1, 1] passes through, as bits: those of points in every triangle
+    that lie a third of a cell apart, so only cells that it cuts by a corner are missed."""
+    corners = ((mesh.vertices[mesh.faces] + 1) * (_CELLS / 2)).astype(np.float32)  # f 3 3, in cells
     longest = np.linalg.norm(corners - np.roll(corners, 1, axis=1), axis=2).max(axis=1)
-    counts = np.maximum(1, np.ceil(longest * _CELLS)).astype(np.int64)  # steps of half a cell along the longest side
+    counts = 2 ** np.ceil(np.log2(np.maximum(1, 3 * longest))).astype(np.int64)  # few different ones
     occupied = np.zeros(_CELLS**3, np.bool_)
     for count in np.unique(counts):
         along, across = np.mgrid[0 : count + 1, 0 : count + 1].reshape(2, -1)
-        inside = along + across <= count
-        weights = np.stack([along, across, count - along - across], axis=1)[inside] / count
-        points = np.einsum("pk,fkc->fpc", weights, corners[counts == count])
-        cells = np.minimum(np.floor((points + 1) * (_CELLS / 2)), _CELLS - 1).astype(np.int64)
-        occupied[(cells @ np.array([1, _CELLS, _CELLS**2])).ravel()] = True
+        weights = np.stack([along, across, count - along - across], axis=1)[along + across <= count] / count
+        points = np.tensordot(weights.astype(np.float32), corners[counts == count], axes=(1, 1))
+        z, y, x = (np.minimum(points[..., axis].astype(np.int64), _CELLS - 1) for axis in (2, 1, 0))
+        occupied[(z * _CELLS + y) * _CELLS + x] = True
     return np.packbits(occupied)
 
 

@@ -1,0 +1,186 @@
+"""The mesh cache: a function of files and options, made once, by any number of ranks; what cannot be used is told apart."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tessera.config import MeshDataConfig, UserError
+from tessera.data import mesh_cache
+from tessera.data.canonical import standardise
+from tessera.data.loader import Feed
+from tessera.data.mesh_cache import MeshCache, mesh_cache_folder, write_meshes
+from tessera.data.mesh_sources import MeshFolder, as_mesh_source
+from tessera.data.meshes import MeshLoader
+from tessera.data.order import Cut
+from tessera.data.sources import Source
+from tessera.text.encoders import NoTextReader
+from tests.data.mesh_makers import fan, write_fans
+
+WHOLE = Cut(4, None, 0, 1)
+SIZES = [5, 9, 30, 4, 12, 70, 8, 8, 6, 11]
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three of them."""
+    monkeypatch.setattr(mesh_cache, "SHARD_SAMPLES", 4)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    write_fans(tmp_path / "data", SIZES)
+    return tmp_path / "data"
+
+
+def feed_of(data: Path | Source, caches: Path, said: list[str] | None = None, cut: Cut = WHOLE, **values: Any) -> Feed:
+    config = MeshDataConfig(**{"workers": 0, "validation_fraction": 0.2, **values})
+    source = MeshFolder.open(data, config) if isinstance(data, Path) else data
+    heard = [] if said is None else said
+    return Feed(
+        source=source, config=config, cut=cut, seed=3, device=torch.device("cpu"), validation_samples=8, preview_samples=4,
+        caches=caches, say=heard.append, show=lambda line: None,
+    )  # fmt: skip
+
+
+def test_it_holds_the_standard_meshes_exactly(data: Path, tmp_path: Path) -> None:
+    feed = feed_of(data, tmp_path / "cache")
+    cache = MeshCache(write_meshes(feed))
+    assert (cache.num_samples, cache.faults, cache.too_large) == (10, {}, {})
+    assert cache.num_faces.tolist() == SIZES
+    for index in range(10):
+        wanted, found = standardise(feed.source.read(index))[0], cache.mesh(index)
+        assert np.array_equal(found.vertices, wanted.vertices)
+        assert np.array_equal(found.faces, wanted.faces)
+        assert (found.vertices.dtype, found.faces.dtype) == (np.float64, np.int64)
+
+
+def test_it_is_made_once_and_anew_when_a_file_or_an_option_changes(data: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    first = write_meshes(feed_of(data, tmp_path / "cache", said))
+    assert len(said) == 1
+    assert write_meshes(feed_of(data, tmp_path / "cache", said, scale=2.0, yaw="any", workers=2)) == first  # come later
+    assert len(said) == 1
+    names = {
+        first,
+        *(mesh_cache_folder(feed_of(data, tmp_path, **each)) for each in ({"up": "z"}, {"bins": 64}, {"max_faces": 9})),
+    }
+    assert len({name.name for name in names}) == 4
+    os.utime(data / "mesh-003.obj", ns=(1, 1))
+    assert mesh_cache_folder(feed_of(data, tmp_path / "cache")) != first
+    (data / "mesh-000.txt").write_text("other words\n")
+    assert mesh_cache_folder(feed_of(data, tmp_path / "cache")) == mesh_cache_folder(feed_of(data, tmp_path / "cache"))
+
+
+def test_what_was_left_undone_is_gone_on_with(data: Path, tmp_path: Path) -> None:
+    class Interrupted(Exception):
+        pass
+
+    feed, calls = feed_of(data, tmp_path / "cache"), []
+
+    def check() -> None:
+        calls.append(0)
+        if len(calls) == 2:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        write_meshes(replace(feed, check=check))
+    folder = mesh_cache_folder(feed)
+    with pytest.raises(UserError, match="no finished mesh cache"):
+        MeshCache(folder)
+    first = (folder / "00000-vertices.npy").stat().st_mtime_ns
+    assert not (folder / "00001-starts.npy").exists()
+    assert MeshCache(write_meshes(feed)).num_faces.tolist() == SIZES
+    assert (folder / "00000-vertices.npy").stat().st_mtime_ns == first
+
+
+def test_ranks_share_the_work_and_make_the_same_files(data: Path, tmp_path: Path) -> None:
+    alone = write_meshes(feed_of(data, tmp_path / "alone"))
+    barrier = threading.Barrier(2)
+    feeds = [
+        replace(feed_of(data, tmp_path / "both", cut=Cut(4, None, rank, 2)), wait=lambda: barrier.wait(20) and None)
+        for rank in range(2)
+    ]
+    threads = [threading.Thread(target=write_meshes, args=(feed,)) for feed in feeds]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    both = mesh_cache_folder(feeds[0])
+    assert {path.name: path.read_bytes() for path in both.iterdir()} == {path.name: path.read_bytes() for path in alone.iterdir()}
+
+
+def test_what_cannot_be_used_is_told_apart(data: Path, tmp_path: Path) -> None:
+    (data / "mesh-001.obj").write_text("v 0 0 0\nv 1 0 0\nf 1 2 1\n")  # no face is left
+    (data / "mesh-002.obj").write_text("this is not a mesh")
+    said: list[str] = []
+    feed = feed_of(data, tmp_path / "cache", said, max_faces=20, corrupt_budget=0.2)
+    cache = MeshCache(write_meshes(feed))
+    assert sorted(cache.faults) == ["mesh-001", "mesh-002"]
+    assert cache.too_large == {"mesh-005": "mesh-005: 70 faces, more than data.max_faces=20; raise it, or simplify the mesh"}
+    assert cache.num_faces.tolist() == [5, 0, 0, 4, 12, 0, 8, 8, 6, 11]
+    assert any("mesh-002" in line for line in said)
+    assert any("1 of 10 meshes are left out for their faces" in line for line in said)
+    made = MeshLoader(feed, cache, NoTextReader())
+    used = {feed.source.key(int(index)) for index in (*made.train, *made.held_out)}
+    assert len(used) == 7
+    assert not used & {"mesh-001", "mesh-002", "mesh-005"}
+    with pytest.raises(UserError, match=r"2 of 10 meshes cannot be used, more than data\.corrupt_budget=0\.1"):
+        MeshLoader(replace(feed, config=feed.config.model_copy(update={"corrupt_budget": 0.1})), cache, NoTextReader())
+
+
+def test_nothing_left_is_the_users_error(data: Path, tmp_path: Path) -> None:
+    feed = feed_of(data, tmp_path / "cache", max_faces=3)
+    with pytest.raises(UserError, match=r"none of the 10 meshes can be used: mesh-000: 5 faces, more than data\.max_faces=3"):
+        MeshLoader(feed, MeshCache(write_meshes(feed)), NoTextReader())
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "manifest"])
+def test_a_damaged_cache_is_refused(data: Path, tmp_path: Path, damage: str) -> None:
+    folder = write_meshes(feed_of(data, tmp_path / "cache"))
+    if damage == "manifest":
+        (folder / "manifest.json").write_text(json.dumps({"format": 1}))
+    else:
+        path = folder / "00001-faces.npy"
+        content = path.read_bytes()
+        path.unlink()
+        if damage == "cut":
+            path.write_bytes(content[:-8])
+    with pytest.raises(UserError, match="made anew"):
+        MeshCache(folder)
+
+
+def test_a_python_dataset_of_meshes(tmp_path: Path) -> None:
+    items = [{"key": f"k{number}", "mesh": fan(number), "caption": f"{number} sides"} for number in range(3, 13)]
+    items[4]["mesh"] = (fan(7).vertices.tolist(), fan(7).faces.tolist())
+    source = as_mesh_source(items)
+    feed = feed_of(source, tmp_path / "cache")
+    cache = MeshCache(write_meshes(feed))
+    assert cache.num_faces.tolist() == list(range(3, 13))
+    made = MeshLoader(feed, cache, NoTextReader())
+    batch = next(made.batches(0))[0]
+    assert all(caption == f"{key[1:]} sides" for key, caption in zip(batch.keys, batch.captions, strict=True))
+    assert batch.num_faces.tolist() == [int(key[1:]) for key in batch.keys]
+
+
+@pytest.mark.parametrize(
+    ("item", "said"),
+    [
+        ({"key": "a", "caption": "b"}, "has no mesh"),
+        ({"key": "a", "mesh": (np.zeros((2, 2)), np.zeros((1, 3), int))}, "has no mesh"),
+        ({"key": "a", "mesh": (np.zeros((3, 3)), np.zeros((1, 3)))}, "has no mesh"),
+        ({"key": "a", "mesh": (np.zeros((3, 3)), np.array([[0, 1, 3]]))}, "a face without its vertices"),
+        ({"key": "a", "mesh": (np.full((3, 3), np.nan), np.array([[0, 1, 2]]))}, "not finite"),
+    ],
+)
+def test_a_wrong_item_is_refused_at_the_door(item: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        as_mesh_source([item])
