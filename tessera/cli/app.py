@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from tessera.cli.exits import guarded
+from tessera.cli.synth import synth_app
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
@@ -22,6 +23,7 @@ app = typer.Typer(
 )  # fmt: skip
 data_app = typer.Typer(no_args_is_help=True, help="Look at data, or make some.")
 app.add_typer(data_app, name="data")
+data_app.add_typer(synth_app, name="synth")
 
 Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one value of the config; may repeat.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
@@ -224,33 +226,6 @@ def data_prepare(
     for name, folder in prepare(run, stage).items():
         print(f"{name}: its caches are in {folder}")
     print(f"next: tessera resume {shlex.quote(str(run))}")
-
-
-@data_app.command("synth")
-def data_synth(
-    kind: Annotated[str, typer.Argument(metavar="shapes", help="What to make: shapes.")],
-    out: Annotated[Path, typer.Option(help="A new folder: train/, heldout/ and synth.json.")],
-    n: Annotated[int, typer.Option(help="Training pictures; an eighth as many are held out.")] = 1000,
-    seed: Annotated[int, typer.Option(help="The same seed makes the same files.")] = 0,
-    size: Annotated[int, typer.Option(help="Pixels of a side.")] = 64,
-    max_shapes: Annotated[int, typer.Option(help="Shapes in a picture: 1, 2 or 3.")] = 3,
-    num_shapes: Annotated[int, typer.Option(help="Kinds of shape, 2 to 5.")] = 5,
-    num_colours: Annotated[int, typer.Option(help="Colours, 2 to 8.")] = 8,
-    num_places: Annotated[int, typer.Option(help="Places, 2 to 5.")] = 5,
-    sizes: Annotated[bool, typer.Option(help="Small and large shapes, or one size.")] = True,
-) -> None:
-    """Make a captioned data set whose pictures an oracle can read back."""
-    from tessera.config import UserError
-    from tessera.data.synth.shapes import write_shapes
-
-    if kind != "shapes":
-        raise UserError(f"no data set is called {kind!r}; there is: shapes")
-    write_shapes(
-        out, n, seed, image_size=size, max_shapes=max_shapes, num_shapes=num_shapes, num_colours=num_colours,
-        num_places=num_places, sizes=sizes,
-    )  # fmt: skip
-    print(f"{n:,} pictures in {out / 'train'}, {max(1, n // 8):,} of held-out combinations in {out / 'heldout'}")
-    print(f"next: tessera train muse --data {shlex.quote(str(out))}")
 
 
 @app.command("list")

@@ -124,6 +124,16 @@ def test_data_synth(tessera: Run, tmp_path: Path) -> None:
     assert sorted((tmp_path / "made").rglob("*")) == before
 
 
+def test_data_synth_furniture(tessera: Run, tmp_path: Path) -> None:
+    ended = tessera("data", "synth", "furniture", "--out", "made", "--n", 8, "--seed", 3)
+    assert ended.code == 0
+    assert "8 meshes in made/train, 1 of held-out combinations in made/heldout" in ended.out
+    assert ended.out.splitlines()[-1] == "next: tessera train meshgpt --data made"
+    assert len(list((tmp_path / "made" / "train").glob("*.obj"))) == 8
+    assert tessera("data", "synth", "furniture", "--out", "other", "--n", 0).code == 2
+    assert not (tmp_path / "other").exists()
+
+
 def test_bench(tessera: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from tessera import bench
 

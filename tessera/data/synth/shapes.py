@@ -12,28 +12,22 @@ Sample i is a function of (seed, split, i) alone. Draws are splitmix64 and pixel
 seed gives the same pixels on every machine and with every version of NumPy.
 """
 
-import json
-import os
 import re
-import shutil
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import reduce
 from itertools import product
 from pathlib import Path
-from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tessera.config.errors import UserError
+from tessera.data.synth.splits import SPLITS, Split, hold_out, write_set
 from tessera.media.images import write_png
 from tessera.randomness import Draws
 
 VERSION = 1  # of the drawing and of the draws: equal version and seed mean equal pixels and captions
-SPLITS = ("train", "heldout")
-Split = Literal["train", "heldout"]
 
 # The order matters: a smaller vocabulary takes the first few, so the first few are the easiest to tell apart.
 SHAPES = ("circle", "square", "triangle", "cross", "ring")
@@ -64,7 +58,6 @@ MARGIN = 0.02  # between a shape and the picture's edge
 SUPERSAMPLE = 4  # points per pixel and axis
 SQRT3 = 1.7320508075688772
 
-T = TypeVar("T")
 Triple = tuple[str, str, str]  # shape, colour, place
 Reading = tuple[str, str, str, str]  # shape, colour, relation, shape of the other
 
@@ -173,7 +166,7 @@ def plan_shapes(seed: int, options: ShapesOptions) -> Plan:
     shapes, colours = SHAPES[: options.num_shapes], list(COLOURS)[: options.num_colours]
     places = list(PLACES)[: options.num_places]
     triples = list(product(shapes, colours, places))
-    held_triples = _hold_out([(triple,) for triple in triples], len(triples), Draws(seed, 100))
+    held_triples = hold_out([(triple,) for triple in triples], len(triples), Draws(seed, 100))
     choices = {
         split: {
             place: [(s, c) for s, c, p in triples if p == place and ((s, c, p) in held_triples) == (split == "heldout")]
@@ -183,7 +176,7 @@ def plan_shapes(seed: int, options: ShapesOptions) -> Plan:
     }
     scenes = list(_pairs_of(shapes, colours)) if options.max_shapes > 1 else []
     num_readings = len(shapes) ** 2 * len(colours) * len(INVERSE)
-    held_readings = _hold_out(scenes, num_readings, Draws(seed, 101)) if scenes else frozenset()
+    held_readings = hold_out(scenes, num_readings, Draws(seed, 101)) if scenes else frozenset()
     pairs = {
         "train": [pair for pair in scenes if held_readings.isdisjoint(pair)],
         "heldout": [pair for pair in scenes if held_readings.issuperset(pair)],
@@ -197,33 +190,6 @@ def _pairs_of(shapes: Sequence[str], colours: Sequence[str]) -> Iterable[tuple[R
         if (a, colour_a) != (b, colour_b):
             for relation, inverse in INVERSE.items():
                 yield (a, colour_a, relation, b), (b, colour_b, inverse, a)
-
-
-_Cell = TypeVar("_Cell", bound=tuple[str, ...])
-
-
-def _hold_out(groups: Sequence[tuple[_Cell, ...]], num_cells: int, draws: Draws) -> frozenset[_Cell]:
-    """About one cell in eight, spread as a Latin square spreads them; cells of a group are held out together.
-
-    A line is the cells that differ in one word only. No line loses more than a quarter of its cells (of two or three: one),
-    so every smaller combination, above all every pair of words, still occurs in training.
-    """
-    axes = range(len(groups[0][0]))
-    words = [{cell[axis] for group in groups for cell in group} for axis in axes]
-    most = [-(-len(values) // 4) for values in words]
-    held: set[_Cell] = set()
-    lost: Counter[tuple[int, tuple[str, ...]]] = Counter()
-    for group in draws.shuffled(groups):
-        fresh = set(group) - held
-        lines = Counter((axis, cell[:axis] + cell[axis + 1 :]) for cell in fresh for axis in axes)
-        if all(lost[line] + count <= most[line[0]] for line, count in lines.items()):
-            held |= fresh
-            lost += lines
-        if len(held) >= max(1, num_cells // 8):
-            break
-    assert held, "no combination could be held out"
-    assert all(count < len(words[axis]) for (axis, _), count in lost.items()), "a line is held out as a whole"
-    return frozenset(held)
 
 
 def sample_scene(plan: Plan, split: Split, index: int) -> Scene:
@@ -343,10 +309,7 @@ def write_shapes(
     num_places: int = 5,
     sizes: bool = True,
 ) -> dict[str, object]:
-    """Writes train/ (n pictures), heldout/ (an eighth as many) and synth.json, whose content it returns.
-
-    The folder appears complete or not at all: it is made under another name beside `out`, and renamed.
-    """
+    """Writes train/ (n pictures), heldout/ (an eighth as many) and synth.json, whose content it returns."""
     options = ShapesOptions(
         image_size=image_size,
         max_shapes=max_shapes,
@@ -355,33 +318,14 @@ def write_shapes(
         num_places=num_places,
         sizes=sizes,
     )
-    if n < 1:
-        raise UserError(f"n is {n}; expected the number of training pictures, 1 or more")
-    out = out.resolve()
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} exists and is not an empty folder; nothing is overwritten, name a new folder")
     plan = plan_shapes(seed, options)
     heldout = {"triples": sorted(plan.held_triples), "pairs": sorted(plan.held_readings)}
     about = {"kind": "shapes", "version": VERSION, "seed": seed, "n": n, **asdict(options), "heldout": heldout}
-    partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
-    partial.mkdir(parents=True)
-    try:
-        _write_split(partial / "train", plan, "train", n)
-        _write_split(partial / "heldout", plan, "heldout", max(1, n // 8))
-        (partial / "synth.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-        if out.exists():
-            out.rmdir()  # refuses when somebody has put a file there meanwhile
-        partial.rename(out)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+
+    def write_sample(path: Path, split: Split, index: int) -> str:
+        scene = sample_scene(plan, split, index)
+        write_png(path, draw(scene, image_size))
+        return caption(scene)
+
+    write_set(out, n, about, ".png", write_sample)
     return about
-
-
-def _write_split(folder: Path, plan: Plan, split: Split, n: int) -> None:
-    folder.mkdir()
-    with (folder / "metadata.jsonl").open("w", encoding="utf-8") as metadata:
-        for index in range(n):
-            scene, name = sample_scene(plan, split, index), f"{index:06d}.png"
-            write_png(folder / name, draw(scene, plan.options.image_size))
-            metadata.write(json.dumps({"file_name": name, "text": caption(scene)}) + "\n")
