@@ -17,7 +17,7 @@ import torch
 
 from tessera.config import Layer, UserError, build, difference, layer_of, nearest, parse_sets, read_yaml
 from tessera.contracts import Stage, Train
-from tessera.data.sources import Source, StoredImages
+from tessera.data.sources import Source, Stored
 from tessera.engine.checkpoint import newest_valid, point_back, read_json, restore, sweep
 from tessera.engine.dist import World, join, leave
 from tessera.engine.loop import Fit, Job, Stopped
@@ -114,7 +114,8 @@ def train(
     """Trains the stages of a config in a new run folder, which it returns.
 
     `config` is a recipe's name or a YAML file, with `preset`, `steps` and `sets` as on the command line, or a config that is
-    complete. `data` is a folder, or any map-style dataset whose samples have key, image and caption (`data.sources.as_source`).
+    complete. `data` is a folder, or any map-style dataset whose samples have key, image (or mesh) and caption
+    (`data.sources.as_source`, `data.mesh_sources.as_mesh_source`).
     `stages` puts the user's own stage in the place of one of ours: name -> function that builds it.
     """
     if isinstance(config, (str, Path)):
@@ -152,8 +153,8 @@ def with_absolute_path(config: Any) -> Any:
 
 def refuse_inside(source: Source, run: Path) -> None:
     """A run inside its data folder would read its own previews as data from the next start on."""
-    if isinstance(source, StoredImages) and run.resolve().is_relative_to(source.root.resolve()):
-        raise UserError(f"{run} lies inside the data folder {source.root}: its pictures would become data; give --run elsewhere")
+    if isinstance(source, Stored) and run.resolve().is_relative_to(source.root.resolve()):
+        raise UserError(f"{run} lies inside the data folder {source.root}: what it draws would become data; give --run elsewhere")
 
 
 def resume(
@@ -266,11 +267,11 @@ def _train_all(
 
 def describe(source: Source) -> Iterator[str]:
     """What the data is, for the log."""
-    if not isinstance(source, StoredImages):
+    if not isinstance(source, Stored):
         yield f"data: {len(source):,} samples"
         return
     captioned = sum(source.caption(index) is not None for index in range(len(source)))
-    yield f"data: {source.root}, {len(source):,} images, {captioned:,} captions, {len(source.rejects):,} rejects"
+    yield f"data: {source.root}, {len(source):,} {source.kind}, {captioned:,} captions, {len(source.rejects):,} rejects"
     yield from (f"data: {note}" for note in source.notes)
     yield from (f"data: rejected {reject.path}: {reject.reason}" for reject in source.rejects[:8])
 

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from tessera.config import UserError, build
+from tessera.config import MeshDataConfig, UserError, build
 from tessera.contracts import Loader, Stage, Train
 from tessera.data import opening
 from tessera.data.loader import Feed
+from tessera.data.mesh_sources import as_mesh_source
 from tessera.data.order import Cut
 from tessera.data.sources import Source, as_source, split_indices
 from tessera.engine.dist import World
@@ -30,6 +31,8 @@ from tessera.sampling.stored import build_nets, has_weights, needed_by_others, o
 def open_source(config: Any, data: Any = None) -> Source:
     """The user's folder, or the dataset that was passed in."""
     if data is not None and not isinstance(data, (str, Path)):
+        if isinstance(config.data, MeshDataConfig):
+            return as_mesh_source(data)
         return as_source(data, channels=config.data.channels, background=config.data.background)
     if config.data.path is None:
         raise UserError(

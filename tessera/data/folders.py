@@ -1,4 +1,4 @@
-"""What lies in a folder: a path in; the images, caption files, tables, tars and arrays below it out. No file is opened."""
+"""What lies in a folder: a path in; the images, meshes, caption files, tables, tars and arrays below it out. No file is opened."""
 
 from __future__ import annotations
 
@@ -11,20 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from tessera.config import UserError, nearest
+from tessera.data.kinds import IMAGES, MESHES, Kind
 from tessera.data.splits import SPLIT_NAMES, Split, sides_by_folder
 from tessera.data.tables import METADATA_NAMES, Row
-from tessera.media.images import IMAGE_SUFFIXES
 
 CAPTION_SUFFIXES = (".txt", ".caption")  # the first one wins
-EXPECTED = (
-    "expected a folder of png, jpg, jpeg, webp, gif or bmp files, subfolders included; or of webdataset .tar shards; "
-    "or of .npy stacks of uint8 pictures"
-)
-_ARCHIVES = (".zip", ".gz", ".tgz", ".7z", ".rar", ".bz2", ".xz", ".zst")
+EXPECTED = IMAGES.expected
+ARCHIVES = (".zip", ".gz", ".tgz", ".7z", ".rar", ".bz2", ".xz", ".zst")
 FAMILIES = {
-    "meshes": (".obj", ".glb", ".gltf", ".ply", ".stl", ".off"),
+    "meshes": MESHES.suffixes,
     "videos": (".mp4", ".webm", ".mov", ".avi", ".mkv"),
-    "archives; unpack them first": _ARCHIVES,
+    "archives; unpack them first": ARCHIVES,
     "tables or archives of arrays; write them out as image files": (".parquet", ".arrow", ".npz"),
     "images of another format; convert them to png or jpg": (
         ".tif", ".tiff", ".heic", ".heif", ".avif", ".svg", ".jfif", ".jxl", ".jp2", ".psd", ".tga", ".ppm", ".pgm", ".exr",
@@ -47,21 +44,29 @@ class Contents:
     root that is itself a file it is empty."""
 
     root: Path
-    images: list[str] = field(default_factory=list)  # sorted
-    captions: list[tuple[str, ...]] = field(default_factory=list)  # one entry an image
-    rows: dict[str, Row] = field(default_factory=dict)  # by image
-    spoilt_rows: set[str] = field(default_factory=set)  # the images whose rows were rejected; "" where none could be told
+    kind: Kind = IMAGES
+    samples: list[str] = field(default_factory=list)  # sorted: the images; the meshes after `take_meshes`
+    captions: list[tuple[str, ...]] = field(default_factory=list)  # one entry a sample
+    rows: dict[str, Row] = field(default_factory=dict)  # by sample
+    spoilt_rows: set[str] = field(default_factory=set)  # the samples whose rows were rejected; "" where none could be told
     metadata: list[str] = field(default_factory=list)
     caption_files: dict[str, str] = field(default_factory=dict)  # by path with the suffix in lower case
     shards: list[str] = field(default_factory=list)  # webdataset tars, sorted
     arrays: list[str] = field(default_factory=list)  # NumPy files, sorted
-    tops: list[str] = field(default_factory=list)  # folders directly below the root, those without pictures included
-    sides: list[Split] | None = None  # one an image, where split folders decide
+    meshes: list[str] = field(default_factory=list)  # sorted; among the unread until they are taken
+    tops: list[str] = field(default_factory=list)  # folders directly below the root, those without samples included
+    sides: list[Split] | None = None  # one a sample, where split folders decide
     unread: list[str] = field(default_factory=list)  # files of any other kind, sorted
     suffixes: Counter[str] = field(default_factory=Counter)  # of all files
     rejects: list[Reject] = field(default_factory=list)
     remarks: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))  # what happened -> where
     summaries: list[str] = field(default_factory=list)  # notes that name no places
+
+    def take_meshes(self) -> None:
+        """Makes the meshes the samples; images, tars and arrays beside them are not read."""
+        self.kind = MESHES
+        self.unread = sorted({*self.unread, *self.samples, *self.shards, *self.arrays}.difference(self.meshes))
+        self.samples = self.meshes
 
     def note(self, what: str, where: str) -> None:
         self.remarks[what].append(where)
@@ -89,7 +94,9 @@ def list_folder(path: Path) -> Contents:
 
 
 def holds_nothing(contents: Contents) -> UserError:
-    return UserError(f"{contents.root} holds no images: {_inventory(contents.suffixes)}; {EXPECTED}")
+    return UserError(
+        f"{contents.root} holds no {contents.kind.many}: {_inventory(contents.suffixes)}; {contents.kind.expected}"
+    )
 
 
 def divide(contents: Contents, paths: Sequence[str], by_folder: bool) -> tuple[list[str], list[Split] | None]:
@@ -99,8 +106,8 @@ def divide(contents: Contents, paths: Sequence[str], by_folder: bool) -> tuple[l
         for name in contents.tops if by_folder else ():
             if name.lower() in SPLIT_NAMES:
                 contents.note(
-                    "folder named as a part of a split, not taken as one: expected pictures both in train/ and in validation/, "
-                    "val/, valid/ or test/; so data.validation_fraction divides all pictures",
+                    f"folder named as a part of a split, not taken as one: expected {contents.kind.many} both in train/ and in "
+                    f"validation/, val/, valid/ or test/; so data.validation_fraction divides all {contents.kind.many}",
                     f"{name}/",
                 )
         return list(paths), None
@@ -132,7 +139,7 @@ def group_values(
         value = row.get(column) if row else None
         values.append(None if value in (None, "") else str(value))
         if values[-1] is None:
-            contents.note(f"image without a value in the column {column!r}, so it is a group of its own", name)
+            contents.note(f"{contents.kind.noun} without a value in the column {column!r}, so it is a group of its own", name)
     return values
 
 
@@ -153,7 +160,7 @@ def _single_file(path: Path) -> Path:
     suffix = path.suffix.lower()
     if path.is_file() and suffix in (".tar", ".npy"):
         return path
-    advice = "; unpack the archive and name the folder" if suffix in _ARCHIVES else ""
+    advice = "; unpack the archive and name the folder" if suffix in ARCHIVES else ""
     raise UserError(f"{path} is a file; {EXPECTED}{advice}")
 
 
@@ -180,7 +187,7 @@ def _list_files(contents: Contents) -> None:
             path = f"{folder}/{entry.name}" if folder else entry.name
             if not entry.name.startswith("."):
                 _sort_entry(contents, entry, path, folders, links)
-    for paths in (contents.images, contents.metadata, contents.shards, contents.arrays, contents.unread):
+    for paths in (contents.samples, contents.meshes, contents.metadata, contents.shards, contents.arrays, contents.unread):
         paths.sort()
 
 
@@ -199,8 +206,8 @@ def _sort_entry(contents: Contents, entry: os.DirEntry[str], path: str, folders:
         contents.rejects.append(Reject(path, "a broken link, or not a regular file"))
         return
     contents.suffixes[suffix.lower()] += 1
-    if suffix.lower() in IMAGE_SUFFIXES:
-        contents.images.append(path)
+    if suffix.lower() in IMAGES.suffixes:
+        contents.samples.append(path)
     elif suffix.lower() in CAPTION_SUFFIXES:
         contents.caption_files[stem + suffix.lower()] = path
     elif entry.name.lower() in METADATA_NAMES:
@@ -211,6 +218,8 @@ def _sort_entry(contents: Contents, entry: os.DirEntry[str], path: str, folders:
         contents.arrays.append(path)
     elif entry.name.lower() not in _SYSTEM_FILES:
         contents.unread.append(path)
+        if suffix.lower() in MESHES.suffixes:
+            contents.meshes.append(path)
 
 
 def _inventory(suffixes: Counter[str]) -> str:

@@ -47,7 +47,7 @@ def open_source(path: Path | str, config: ImageDataConfig) -> StoredImages:
 
 
 def _sniffed(contents: Contents, reading: Reading) -> StoredImages:
-    kinds = {"images": contents.images, ".tar files": contents.shards, ".npy files": contents.arrays}
+    kinds = {"images": contents.samples, ".tar files": contents.shards, ".npy files": contents.arrays}
     present = [name for name, files in kinds.items() if files]
     for other in present[1:]:
         for path in kinds[other]:

@@ -30,7 +30,7 @@ from tessera.batches import from_uint8
 from tessera.config import ImageDataConfig, UserError
 from tessera.data.captions import names_side
 from tessera.data.loader import Feed, end_workers, frame, make_dataloader
-from tessera.data.sources import Source, StoredImages, captions_of
+from tessera.data.sources import Source, Stored, StoredImages, captions_of
 from tessera.files import sync_folder, write_json
 from tessera.media.images import UnreadableImage
 from tessera.randomness import mix, mix_text
@@ -80,7 +80,7 @@ def stamp(source: Source, *, sided: bool = False) -> str:
     mixed = 0
     for index in range(len(source)):
         mixed = mix(mixed, mix_text(source.key(index)), int(sided and names_side(captions_of(source, index))))
-    if isinstance(source, StoredImages):
+    if isinstance(source, Stored):
         mixed = mix(mixed, mix_text(source.stamp()))
     return f"{mixed:016x}"
 

@@ -1,7 +1,7 @@
-"""A folder of captioned images in, numbered samples out: key, group, captions, and the picture when it is asked for.
+"""A folder of captioned files in, numbered samples out: key, group, captions, and the picture when it is asked for.
 
 `opening.py` finds out which kind of source a path is. Opening lists files and reads captions; it decodes no picture (`survey.py`
-does). The index is a few NumPy arrays, cheap to fork and to pickle, and its order is that of the sorted paths, so it depends
+does). Meshes have their own source on the same base (`mesh_sources.py`). The index is a few NumPy arrays, cheap to fork and to pickle, and its order is that of the sorted paths, so it depends
 neither on the file system nor on the number of workers. What cannot be used is named in `rejects`; what was decided on the user's
 behalf, in `notes`.
 """
@@ -41,8 +41,8 @@ from tessera.media.images import (
 )
 
 __all__ = [
-    "DatasetSource", "Examined", "ImageFolder", "Index", "Reading", "Reject", "Sample", "Source", "StoredImages", "StringTable",
-    "as_source", "captions_of", "split_indices", "split_of",
+    "DatasetSource", "Examined", "ImageFolder", "Index", "Reading", "Reject", "Sample", "Source", "Stored", "StoredImages",
+    "StringTable", "as_source", "captions_of", "split_indices", "split_of",
 ]  # fmt: skip
 
 
@@ -81,7 +81,7 @@ class Source(Protocol):
     def key(self, index: int) -> str: ...
     def group(self, index: int) -> str: ...
     def caption(self, index: int) -> str | None: ...
-    def read(self, index: int) -> Pixels: ...
+    def read(self, index: int) -> Any: ...  # what the modality's loader takes: pixels, uint8 h w c; or a `Mesh`
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,21 +134,18 @@ class Reading:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class StoredImages(ABC):
+class Stored(ABC):
     """A source that was opened from the user's files, with what was rejected and what was decided on the way."""
 
     root: Path
     rejects: tuple[Reject, ...]
     notes: tuple[str, ...]
-    reading: Reading
     index: Index
+    kind: ClassVar[Literal["images", "meshes"]]
     layout: ClassVar[Literal["folder", "webdataset", "arrays"]]
 
     def __len__(self) -> int:
         return len(self.index.keys)
-
-    def __getitem__(self, index: int) -> Sample:
-        return Sample(self.key(index), self.read(index), self.caption(index))
 
     def key(self, index: int) -> str:
         return self.index.keys[index]
@@ -163,16 +160,6 @@ class StoredImages(ABC):
     def caption(self, index: int) -> str | None:
         return next(iter(self.captions(index)), None)
 
-    def decoded(self, file: ImageFile) -> Pixels:
-        reading = self.reading
-        return read_image(file, channels=reading.channels, background=reading.background, min_side=reading.min_side)
-
-    def reading_at(self, side: int) -> Self:
-        """The same source, read so that pictures keep at least so many pixels a side."""
-        if self.reading.min_side is None or self.reading.min_side >= side:
-            return self
-        return replace(self, reading=replace(self.reading, min_side=side))
-
     def stamp(self) -> str:
         """Changes when a file does: sizes and times of all of them."""
         known = hashlib.sha256()
@@ -183,11 +170,36 @@ class StoredImages(ABC):
 
     @abstractmethod
     def files(self) -> Iterator[Path]:
-        """The files that hold the pictures."""
+        """The files that hold the samples."""
 
     @abstractmethod
     def name(self, index: int) -> str:
-        """Where the picture lies, below the root."""
+        """Where the sample lies, below the root."""
+
+    @abstractmethod
+    def read(self, index: int) -> Any:
+        """The sample; raises what its reader raises."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StoredImages(Stored):
+    """Pictures that were opened from the user's files."""
+
+    kind = "images"
+    reading: Reading
+
+    def __getitem__(self, index: int) -> Sample:
+        return Sample(self.key(index), self.read(index), self.caption(index))
+
+    def decoded(self, file: ImageFile) -> Pixels:
+        reading = self.reading
+        return read_image(file, channels=reading.channels, background=reading.background, min_side=reading.min_side)
+
+    def reading_at(self, side: int) -> Self:
+        """The same source, read so that pictures keep at least so many pixels a side."""
+        if self.reading.min_side is None or self.reading.min_side >= side:
+            return self
+        return replace(self, reading=replace(self.reading, min_side=side))
 
     @abstractmethod
     def read(self, index: int) -> Pixels:
@@ -217,21 +229,21 @@ class ImageFolder(StoredImages):
     @classmethod
     def of(cls, contents: Contents, reading: Reading) -> Self:
         """Of a folder that was listed."""
-        if not contents.images:
+        if not contents.samples:
             raise holds_nothing(contents)
         pair_captions(contents, split_folders=reading.split_folders, class_folders=reading.class_folders)
         note_beside_images(contents)
         groups = None
         if reading.group_by is not None:
-            rows = [row.columns if (row := contents.rows.get(image)) else None for image in contents.images]
-            groups = group_values(contents, rows, contents.images, reading.group_by)
+            rows = [row.columns if (row := contents.rows.get(image)) else None for image in contents.samples]
+            groups = group_values(contents, rows, contents.samples, reading.group_by)
         return cls(
             root=contents.root,
             rejects=tuple(contents.rejects),
             notes=contents.notes(),
             reading=reading,
-            index=Index.of(_keys(contents.images), contents.captions, contents.sides, groups),
-            _paths=StringTable(contents.images),
+            index=Index.of(unique_keys(contents.samples), contents.captions, contents.sides, groups),
+            _paths=StringTable(contents.samples),
         )
 
     def path(self, index: int) -> Path:
@@ -254,7 +266,7 @@ class ImageFolder(StoredImages):
 
 def captions_of(source: Source, index: int) -> tuple[str, ...]:
     """All captions of a sample; a source of the user's own has at most one."""
-    if isinstance(source, StoredImages):
+    if isinstance(source, Stored):
         return source.captions(index)
     caption = source.caption(index)
     return () if caption is None else (caption,)
@@ -264,7 +276,7 @@ def split_indices(
     source: Source, validation_fraction: float, seed: int = 0
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """The samples of `train` and of `validation`, each in the source's order."""
-    if isinstance(source, StoredImages) and source.index.held_out is not None:
+    if isinstance(source, Stored) and source.index.held_out is not None:
         validation = source.index.held_out
     else:
         hashes = np.fromiter((split_hash(source.group(i), seed) for i in range(len(source))), np.uint64, len(source))
@@ -290,7 +302,7 @@ class DatasetSource:
         keys, groups, captions = list[str](), list[str](), list[str | None]()
         for index in range(len(dataset)):
             item = dataset[index]
-            self._picture(item, index)  # a wrong item stops here, not in the middle of a run
+            self.content(item, index)  # a wrong item stops here, not in the middle of a run
             keys.append(_text(item, "key", index))
             groups.append(_text(item, "group", index, keys[-1]))
             captions.append(_text(item, "caption", index, "") or None)
@@ -303,9 +315,6 @@ class DatasetSource:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def __getitem__(self, index: int) -> Sample:
-        return Sample(self.key(index), self.read(index), self.caption(index))
-
     def key(self, index: int) -> str:
         return self._keys[index]
 
@@ -315,16 +324,17 @@ class DatasetSource:
     def caption(self, index: int) -> str | None:
         return self._captions[index] or None
 
-    def read(self, index: int) -> Pixels:
-        return self._picture(self._dataset[index], index)
+    def read(self, index: int) -> Any:
+        return self.content(self._dataset[index], index)
 
-    def _picture(self, item: Any, index: int) -> Pixels:
+    def content(self, item: Any, index: int) -> Any:
+        """The picture of an item."""
         if not isinstance(item, Mapping) and not hasattr(item, "image"):
             raise UserError(
                 f"sample {index} of the dataset is a {type(item).__name__} without an image; "
                 "expected key, image and caption as attributes or as entries of a mapping"
             )
-        image = _entry(item, "image")
+        image = entry(item, "image")
         if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] in (1, 3, 4):
             return with_channels(image, channels=self._channels, background=self._background)
         if not isinstance(image, Image.Image):
@@ -337,12 +347,12 @@ class DatasetSource:
         return to_array(image, channels=self._channels, background=self._background)
 
 
-def _entry(item: Any, name: str) -> Any:
+def entry(item: Any, name: str) -> Any:
     return item.get(name) if isinstance(item, Mapping) else getattr(item, name, None)
 
 
 def _text(item: Any, name: str, index: int, default: str | None = None) -> str:
-    value = _entry(item, name)
+    value = entry(item, name)
     if value is None:
         value = default
     if not isinstance(value, str):
@@ -350,7 +360,7 @@ def _text(item: Any, name: str, index: int, default: str | None = None) -> str:
     return value
 
 
-def _keys(paths: Sequence[str]) -> list[str]:
+def unique_keys(paths: Sequence[str]) -> list[str]:
     """Paths without extensions, except where two would then be equal."""
     keys = [posixpath.splitext(path)[0] for path in paths]
     while repeated := {key for key, count in Counter(keys).items() if count > 1}:  # twice for a.png, a.jpg and a.png.png

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tessera.config import UserError
-from tessera.media.images import IMAGE_SUFFIXES
+from tessera.data.kinds import Kind
 
 CAPTION_COLUMNS = ("text", "caption", "prompt")  # the first one that is filled wins
 METADATA_NAMES = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
@@ -105,8 +105,8 @@ def _require_file_name(path: Path, names: Sequence[str]) -> None:
         )
 
 
-def image_of(columns: Any, folder: str, by_name: Mapping[str, str]) -> str:
-    """The image that a row names, `by_name` being keyed by NFC paths; ValueError says what is wrong with the row."""
+def sample_of(columns: Any, folder: str, by_name: Mapping[str, str], kind: Kind) -> str:
+    """The sample that a row names, `by_name` being keyed by NFC paths; ValueError says what is wrong with the row."""
     if isinstance(columns, ValueError):
         raise columns
     if not isinstance(columns, dict):
@@ -115,14 +115,14 @@ def image_of(columns: Any, folder: str, by_name: Mapping[str, str]) -> str:
         )
     name = columns.get("file_name")
     if name is None:
-        raise ValueError("file_name is missing; expected the path of an image")
+        raise ValueError(f"file_name is missing; expected the path of {kind.an}")
     if not isinstance(name, str) or not name:
-        raise ValueError(f"file_name is {name!r:.60}; expected the path of an image")
+        raise ValueError(f"file_name is {name!r:.60}; expected the path of {kind.an}")
     path = unicodedata.normalize("NFC", posixpath.normpath(posixpath.join(folder, name.replace("\\", "/"))))
     if path.startswith(("/", "../")):
         raise ValueError(f"{name} lies outside the folder; expected a path relative to the metadata file")
     if path not in by_name:
-        raise ValueError(f"{name}: no such file" if path.lower().endswith(IMAGE_SUFFIXES) else f"{name}: not an image file")
+        raise ValueError(f"{name}: no such file" if path.lower().endswith(kind.suffixes) else f"{name}: not {kind.an} file")
     return by_name[path]
 
 

@@ -1,0 +1,136 @@
+"""A folder of captioned mesh files in, numbered samples out. Opening reads no mesh: `mesh_check.py` and `mesh_cache.py` do.
+
+A mesh is *standard* once it is cleaned, centred and scaled (`canonical.standardise`); what then cannot be used is a reject with
+its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from tessera.config import MeshDataConfig, UserError
+from tessera.data.canonical import Cleaning, quantise, standardise
+from tessera.data.captions import pair_captions
+from tessera.data.folders import Contents, group_values, holds_nothing, list_folder
+from tessera.data.sources import DatasetSource, Index, Source, Stored, StringTable, entry, unique_keys
+from tessera.data.unread import note_beside_meshes
+from tessera.media.meshes import Mesh, Reading, TrimeshMissing, UnreadableMesh, read_mesh
+
+
+class TooManyFaces(ValueError):
+    """A mesh that is whole, and larger than the user wants."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MeshFolder(Stored):
+    """The mesh files under one folder. Build it with `MeshFolder.open`."""
+
+    kind = "meshes"
+    layout = "folder"
+    up: str
+    _paths: StringTable
+
+    @classmethod
+    def open(cls, path: Path | str, config: MeshDataConfig) -> Self:
+        """Lists the files and pairs them with captions."""
+        return cls.of(list_folder(Path(path).absolute()), config)
+
+    @classmethod
+    def of(cls, contents: Contents, config: MeshDataConfig) -> Self:
+        """Of a folder that was listed."""
+        contents.take_meshes()
+        if not contents.samples:
+            raise holds_nothing(contents)
+        pair_captions(
+            contents, split_folders=config.split == "auto", class_folders=config.class_folders, name_captions=config.name_captions
+        )
+        note_beside_meshes(contents)
+        groups = None
+        if config.group_by is not None:
+            rows = [row.columns if (row := contents.rows.get(path)) else None for path in contents.samples]
+            groups = group_values(contents, rows, contents.samples, config.group_by)
+        return cls(
+            root=contents.root,
+            rejects=tuple(contents.rejects),
+            notes=contents.notes(),
+            index=Index.of(unique_keys(contents.samples), contents.captions, contents.sides, groups),
+            up=config.up,
+            _paths=StringTable(contents.samples),
+        )
+
+    def path(self, index: int) -> Path:
+        """Where the file lies."""
+        return self.root / self._paths[index]
+
+    def files(self) -> Iterator[Path]:
+        return (self.path(index) for index in range(len(self)))
+
+    def name(self, index: int) -> str:
+        return self._paths[index]
+
+    def read(self, index: int) -> Mesh:
+        """As it stands in the file, z up; raises `UnreadableMesh`."""
+        return self.reading(index).mesh
+
+    def reading(self, index: int) -> Reading:
+        """The mesh, and what was merged and triangulated for it."""
+        try:
+            return read_mesh(self.path(index), self.up)
+        except TrimeshMissing as error:
+            raise UserError(str(error)) from None
+
+
+def standard(mesh: Mesh, config: MeshDataConfig) -> tuple[Mesh, Cleaning]:
+    """A mesh as training takes it, and what was done to it; `ValueError` says why it cannot."""
+    done, report = standardise(mesh)
+    if not len(done.faces):
+        raise ValueError(f"none of its {report.num_faces_before:,} faces is left: each repeats a vertex")
+    if len(done.faces) > config.max_faces:
+        raise TooManyFaces(
+            f"{len(done.faces):,} faces, more than data.max_faces={config.max_faces:,}; raise it, or simplify the mesh"
+        )
+    if not len(quantise(done, config.bins)):
+        raise ValueError(f"no face is left in {config.bins} bins; raise data.bins")
+    return done, report
+
+
+def refusal(error: Exception) -> str:
+    """Why a mesh is a reject, without its path."""
+    if isinstance(error, UnreadableMesh):
+        return error.reason
+    return (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
+
+
+def as_mesh_source(dataset: Any) -> Source:
+    """A `Source` as it is, or any object with `__len__` and `__getitem__` whose items have `key`, `mesh` (a `Mesh`, or vertices n 3
+    and faces m 3, z up), `caption` and perhaps `group`, as attributes or as entries of a mapping; read through once, here."""
+    source = dataset if isinstance(dataset, Source) else MeshDataset(dataset)
+    if not len(source):
+        raise UserError(f"the dataset ({type(dataset).__name__}) has no samples; expected one or more")
+    return source
+
+
+class MeshDataset(DatasetSource):
+    """A map-style dataset of meshes as a `Source`; see `as_mesh_source`."""
+
+    def content(self, item: Any, index: int) -> Mesh:
+        """Checked: what a file's reader would refuse is refused here."""
+        mesh = entry(item, "mesh")
+        try:
+            vertices, faces = (mesh.vertices, mesh.faces) if hasattr(mesh, "vertices") else mesh
+            vertices, faces = np.asarray(vertices, np.float64), np.asarray(faces)
+            if vertices.ndim != 2 or vertices.shape[1] != 3 or faces.ndim != 2 or faces.shape[1] != 3 or faces.dtype.kind not in "iu":
+                raise ValueError(f"vertices {vertices.shape} and faces {faces.shape} of {faces.dtype}")
+        except (TypeError, ValueError, AttributeError) as error:
+            raise UserError(
+                f"sample {index} of the dataset has no mesh ({error}); expected key, mesh and caption, where mesh has vertices, "
+                "n x 3 numbers, and faces, m x 3 whole numbers"
+            ) from None
+        if not np.isfinite(vertices).all() or (len(faces) and not 0 <= faces.min() <= faces.max() < len(vertices)):
+            raise UserError(f"sample {index} of the dataset has a vertex that is not finite, or a face without its vertices")
+        return Mesh(vertices, faces.astype(np.int64))
