@@ -198,21 +198,24 @@ def doctor(
 
 @data_app.command("check")
 def data_check(
-    path: Annotated[Path, typer.Argument(help="A folder of images, tars or arrays (docs/data.md); or one .tar or .npy file.")],
+    path: Annotated[Path, typer.Argument(help="A folder of images, tars, arrays or meshes (docs/data.md); or one .tar or .npy.")],
+    kind: Annotated[str | None, typer.Option(metavar="KIND", help="images or meshes; otherwise what most files are.")] = None,
+    sets: Sets = None,
     as_json: AsJson = False,
 ) -> None:
-    """Open every file and say what is there: counts, sizes, captions, near-duplicates, rejects with reasons."""
+    """Open every file and say what is there: counts, sizes or faces, captions, near-duplicates, rejects with reasons."""
     from tessera.config import UserError
     from tessera.data.check import check_folder
 
-    report = check_folder(path, progress=show_count if sys.stderr.isatty() else None)
+    report = check_folder(path, kind=kind, sets=sets or (), progress=show_count if sys.stderr.isatty() else None)
     print(json.dumps(report.to_json(), indent=1, ensure_ascii=False) if as_json else "\n".join(report.lines()))
     if not report.num_samples:
-        raise UserError(f"none of the pictures in {path} can be read; repair or replace the files that are named as rejects")
+        raise UserError(f"none of the {report.kind} in {path} can be used; repair or replace the files that are named as rejects")
     if as_json:
         return
     first = "repair or remove the rejected files, then " if report.num_rejected else ""
-    print(f"next: {first}tessera train muse --data {shlex.quote(str(path))}")
+    recipe = "meshgpt" if report.kind == "meshes" else "muse"
+    print(f"next: {first}tessera train {recipe} --data {shlex.quote(str(path))}")
 
 
 @data_app.command("prepare")

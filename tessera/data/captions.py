@@ -70,7 +70,9 @@ def _read_metadata(contents: Contents) -> None:
 
 def _read_captions(contents: Contents) -> None:
     """A row's captions, otherwise those of the file beside the image."""
-    unnamed = f"{contents.kind.noun} that no row of the metadata names" + (", rejected rows aside" if "" in contents.spoilt_rows else "")
+    unnamed = f"{contents.kind.noun} that no row of the metadata names" + (
+        ", rejected rows aside" if "" in contents.spoilt_rows else ""
+    )
     covered = tuple(posixpath.join(posixpath.dirname(name), "") for name in contents.metadata)  # tables speak for all below them
     for image in contents.samples:
         stem = posixpath.splitext(image)[0]
@@ -137,7 +139,9 @@ def _name_classes(contents: Contents) -> None:
             f"class folder, whose name is the caption of its {contents.kind.many} (data.class_folders=false: no captions)", name
         )
         if _REPEATS.match(name):
-            contents.note(f"folder named REPEATS_NAME, whose number is left out: every {contents.kind.noun} is seen once an epoch", name)
+            contents.note(
+                f"folder named REPEATS_NAME, whose number is left out: every {contents.kind.noun} is seen once an epoch", name
+            )
     contents.captions = [clean_captions(class_name(each[0]), "the folder's name") if _is_text(each[0]) else () for each in parts]
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,13 +58,19 @@ def near_groups(prints: Sequence[Fingerprint]) -> list[list[int]]:
     if len(prints) < 2:
         return []
     edges, colours = np.stack([each.edges for each in prints]), np.stack([each.colours for each in prints])
-    signatures = _signatures(edges)
-    leaders = _Leaders(len(prints))
+    return similar_sets(edges, lambda pairs: _similar(edges, colours, pairs))
+
+
+def similar_sets(sets: Bytes, similar: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]) -> list[list[int]]:
+    """Groups of the sets (n x bytes, a bit a member) that a comparison of pairs (m 2) finds similar, of those that MinHash brings
+    before it."""
+    signatures = _signatures(sets)
+    leaders = _Leaders(len(sets))
     for band in range(_NUM_BANDS):
         found = leaders.all()  # what earlier bands have joined need not be compared again
         for pairs in _chunks(_candidates(signatures[:, band * _BAND : (band + 1) * _BAND])):
             apart = pairs[found[pairs[:, 0]] != found[pairs[:, 1]]]
-            leaders.join(apart[_similar(edges, colours, apart)].tolist())
+            leaders.join(apart[similar(apart)].tolist())
     return leaders.groups()
 
 
@@ -141,9 +147,14 @@ def _chunks(pairs: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
         yield pairs[start : start + _CHUNK]
 
 
+def overlap(sets: Bytes, pairs: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Of each pair: how many members both have, and how many either has."""
+    left, right = sets[pairs[:, 0]], sets[pairs[:, 1]]
+    return _BITS[left & right].sum(axis=1, dtype=np.int32), _BITS[left | right].sum(axis=1, dtype=np.int32)
+
+
 def _similar(edges: Bytes, colours: Bytes, pairs: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    left, right = edges[pairs[:, 0]], edges[pairs[:, 1]]
-    shared, either = _BITS[left & right].sum(axis=1, dtype=np.int32), _BITS[left | right].sum(axis=1, dtype=np.int32)
+    shared, either = overlap(edges, pairs)
     first, second = (colours[pairs[:, side]].astype(np.float32).reshape(-1, 64, 3) for side in (0, 1))
     alike = (shared >= _MIN_SIMILARITY * either) & (_hue_distance(first, second) <= _MAX_HUE_DISTANCE)
     same_colour = np.abs(first - second).max(axis=(1, 2)) <= _MAX_COLOUR_STEP

@@ -1,4 +1,4 @@
-"""What lies in a folder: a path in; the images, meshes, caption files, tables, tars and arrays below it out. No file is opened."""
+"""What lies in a folder: a path in; images, meshes, caption files, tables, tars and arrays below it out. No file is opened."""
 
 from __future__ import annotations
 
@@ -94,9 +94,7 @@ def list_folder(path: Path) -> Contents:
 
 
 def holds_nothing(contents: Contents) -> UserError:
-    return UserError(
-        f"{contents.root} holds no {contents.kind.many}: {_inventory(contents.suffixes)}; {contents.kind.expected}"
-    )
+    return UserError(f"{contents.root} holds no {contents.kind.many}: {_inventory(contents.suffixes)}; {contents.kind.expected}")
 
 
 def divide(contents: Contents, paths: Sequence[str], by_folder: bool) -> tuple[list[str], list[Split] | None]:

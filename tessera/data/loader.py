@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from tessera.batches import ImageBatch, TokenBatch
+from tessera.batches import ImageBatch, MeshBatch, TokenBatch
 from tessera.config import DataConfig, ImageDataConfig, UserError
 from tessera.data.draws import drawn_caption, mirrors
 from tessera.data.order import Cut, Indices, Order
@@ -70,7 +70,13 @@ class Readable(Protocol):
 
 
 I = TypeVar("I", bound=Readable)  # noqa: E741 (an item)
-B = TypeVar("B", ImageBatch, TokenBatch)
+B = TypeVar("B", ImageBatch, TokenBatch, MeshBatch)
+
+
+class Stream(Protocol):
+    """Which positions make up this rank's micro-batches: `order.Cut`, or `order.Windows` of it."""
+
+    def all_micro_batches(self, first_step: int) -> Iterator[list[int]]: ...
 
 
 class Samples(Dataset[I], ABC):
@@ -115,11 +121,12 @@ class SampleLoader(Generic[I, B]):
         self.source, self.samples, self.config, self.cut, self.device = samples.source, samples, config, cut, device
         self.train, self.held_out = samples.indices, _shuffled(held_out, samples.seed)
         self.validation_samples, self.preview_samples = validation_samples, preview_samples
+        self.stream: Stream = cut
 
     def batches(self, first_step: int) -> Generator[Sequence[B], None, None]:
         """Endless steps of this rank's micro-batches, prefetched by workers."""
         num_micro = len(self.cut.micro_batches(first_step))
-        order = _Sampler(self.cut, first_step)
+        order = _Sampler(self.stream, first_step)
         stream = iter(make_dataloader(self.samples, order, self.collate, self.config, self.device))
         leave = partial(end_workers, stream)
         atexit.register(leave)  # an open stream: at its end Python would wait for workers that ignore its signal
@@ -134,7 +141,7 @@ class SampleLoader(Generic[I, B]):
 
     def validation(self) -> Sequence[B]:
         """This rank's share of the held-out samples, padded so that every rank has equally many batches."""
-        picked = self.held_out[: self.validation_samples]
+        picked = self.arranged(self.held_out[: self.validation_samples])
         if len(picked) == 0:
             return []
         share = max(1, self.cut.batch_size // self.cut.world_size)
@@ -142,6 +149,10 @@ class SampleLoader(Generic[I, B]):
         num_batches = -(-len(picked) // (size * self.cut.world_size))
         slots = np.arange(num_batches * size * self.cut.world_size).reshape(num_batches, self.cut.world_size, size)
         return [self._fixed_batch(picked, mine) for mine in slots[:, self.cut.rank]]
+
+    def arranged(self, picked: Indices) -> Indices:
+        """The samples of a validation pass, in the order in which they are cut into batches."""
+        return picked
 
     def preview(self) -> B:
         """The first held-out samples, or training ones where nothing was held out."""
@@ -265,8 +276,8 @@ def _shuffled(indices: Indices, seed: int) -> Indices:
 class _Sampler:
     """Lists of stream positions, one a micro-batch, endless."""
 
-    def __init__(self, cut: Cut, first_step: int) -> None:
-        self.cut, self.first_step = cut, first_step
+    def __init__(self, stream: Stream, first_step: int) -> None:
+        self.stream, self.first_step = stream, first_step
 
     def __iter__(self) -> Iterator[list[int]]:
-        return self.cut.all_micro_batches(self.first_step)
+        return self.stream.all_micro_batches(self.first_step)

@@ -107,8 +107,8 @@ def refusal(error: Exception) -> str:
 
 
 def as_mesh_source(dataset: Any) -> Source:
-    """A `Source` as it is, or any object with `__len__` and `__getitem__` whose items have `key`, `mesh` (a `Mesh`, or vertices n 3
-    and faces m 3, z up), `caption` and perhaps `group`, as attributes or as entries of a mapping; read through once, here."""
+    """A `Source` as it is, or any object with `__len__` and `__getitem__` whose items have `key`, `mesh` (a `Mesh`, or vertices
+    n 3 and faces m 3, z up), `caption` and perhaps `group`, as attributes or as entries of a mapping; read through once, here."""
     source = dataset if isinstance(dataset, Source) else MeshDataset(dataset)
     if not len(source):
         raise UserError(f"the dataset ({type(dataset).__name__}) has no samples; expected one or more")
@@ -124,7 +124,7 @@ class MeshDataset(DatasetSource):
         try:
             vertices, faces = (mesh.vertices, mesh.faces) if hasattr(mesh, "vertices") else mesh
             vertices, faces = np.asarray(vertices, np.float64), np.asarray(faces)
-            if vertices.ndim != 2 or vertices.shape[1] != 3 or faces.ndim != 2 or faces.shape[1] != 3 or faces.dtype.kind not in "iu":
+            if vertices.shape != (len(vertices), 3) or faces.shape != (len(faces), 3) or faces.dtype.kind not in "iu":
                 raise ValueError(f"vertices {vertices.shape} and faces {faces.shape} of {faces.dtype}")
         except (TypeError, ValueError, AttributeError) as error:
             raise UserError(

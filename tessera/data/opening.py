@@ -1,22 +1,45 @@
-"""A path in, a source out: image files, webdataset tars or NumPy stacks, whichever lies there."""
+"""A path in, a source out: image files, webdataset tars or NumPy stacks, whichever lies there; or the mesh files."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar, overload
 
-from tessera.config import ImageDataConfig, UserError
+from tessera.config import DataConfig, ImageDataConfig, MeshDataConfig, UserError
 from tessera.data.arrays import ArrayStacks
 from tessera.data.captions import names_side
 from tessera.data.folders import Contents, list_folder
+from tessera.data.mesh_sources import MeshFolder
+from tessera.data.mesh_survey import near_meshes
 from tessera.data.shards import TarShards
-from tessera.data.sources import ImageFolder, Reading, StoredImages, StringTable
-from tessera.data.survey import merged_groups
+from tessera.data.sources import ImageFolder, Reading, Stored, StoredImages, StringTable
+from tessera.data.survey import merged_groups, near_pictures
+
+S = TypeVar("S", bound=Stored)
 
 
-def open_source(path: Path | str, config: ImageDataConfig) -> StoredImages:
-    """Image files come first, then tars, then arrays; what else lies there is named in the notes."""
+@overload
+def open_source(path: Path | str, config: ImageDataConfig) -> StoredImages: ...
+@overload
+def open_source(path: Path | str, config: MeshDataConfig) -> MeshFolder: ...
+def open_source(path: Path | str, config: ImageDataConfig | MeshDataConfig) -> Stored:
+    """What the config asks for; what else lies there is named in the notes."""
+    contents = list_folder(Path(path).absolute())
+    return open_meshes(contents, config) if isinstance(config, MeshDataConfig) else open_images(contents, config)
+
+
+def open_meshes(contents: Contents, config: MeshDataConfig) -> MeshFolder:
+    """Of a folder that was listed."""
+    source = MeshFolder.of(contents, config)
+    refuse_groups(source, config)
+    return _grouped(source, near_meshes(source, config)) if config.group_near_duplicates else source
+
+
+def open_images(contents: Contents, config: ImageDataConfig) -> StoredImages:
+    """Image files come first, then tars, then arrays."""
     reading = Reading(
         channels=config.channels,
         background=config.background,
@@ -25,25 +48,35 @@ def open_source(path: Path | str, config: ImageDataConfig) -> StoredImages:
         split_folders=config.split == "auto",
         class_folders=config.class_folders,
     )
-    source = _sniffed(list_folder(Path(path).absolute()), reading)
-    if source.index.held_out is not None and (config.group_by is not None or config.group_near_duplicates):
-        option = "group_near_duplicates" if config.group_by is None else "group_by"
-        raise UserError(
-            f"data.{option} has no effect on {path}, whose folders are the split; "
-            f"leave it out, or set data.split=hash to divide all pictures anew"
-        )
+    source = _sniffed(contents, reading)
+    refuse_groups(source, config)
     if config.group_near_duplicates:
-        groups = merged_groups(source)
-        source = replace(source, index=replace(source.index, groups=StringTable(groups)))
-        largest = max(Counter(groups).values())
-        told = f"{len(set(groups)):,} groups, the largest of {largest:,} of {len(groups):,} samples"
-        source = _noting(source, f"near-duplicates share a group (data.group_near_duplicates): {told}")
+        source = _grouped(source, near_pictures(source))
     sided = sum(names_side(source.captions(index)) for index in range(len(source))) if config.flip is True else 0
     if sided:
         source = _noting(
             source, f"sample whose caption names left or right, so it is not mirrored (data.flip=always: it is): {sided:,}"
         )
     return source
+
+
+def refuse_groups(source: Stored, config: DataConfig) -> None:
+    """Groups decide nothing where folders do."""
+    if source.index.held_out is not None and (config.group_by is not None or config.group_near_duplicates):
+        option = "group_near_duplicates" if config.group_by is None else "group_by"
+        raise UserError(
+            f"data.{option} has no effect on {source.root}, whose folders are the split; "
+            f"leave it out, or set data.split=hash to divide all {source.kind} anew"
+        )
+
+
+def _grouped(source: S, near: Sequence[Sequence[int]]) -> S:
+    """Near-duplicates in one group."""
+    groups = merged_groups(source, near)
+    source = replace(source, index=replace(source.index, groups=StringTable(groups)))
+    largest = max(Counter(groups).values())
+    told = f"{len(set(groups)):,} groups, the largest of {largest:,} of {len(groups):,} samples"
+    return _noting(source, f"near-duplicates share a group (data.group_near_duplicates): {told}")
 
 
 def _sniffed(contents: Contents, reading: Reading) -> StoredImages:
@@ -59,5 +92,5 @@ def _sniffed(contents: Contents, reading: Reading) -> StoredImages:
     return ImageFolder.of(contents, reading)
 
 
-def _noting(source: StoredImages, note: str) -> StoredImages:
+def _noting(source: S, note: str) -> S:
     return replace(source, notes=(*source.notes, note))

@@ -7,15 +7,16 @@ update never depend on them. No sample is dropped at the end of an epoch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from tessera.randomness import mix, permute_one
+from tessera.randomness import mix, mix_text, permute_one
 
 Indices = npt.NDArray[np.int64]
+_WINDOW = mix_text("window")  # keeps these draws apart from all others
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,11 @@ class Cut:
 
     def micro_batches(self, step: int) -> list[Indices]:
         """This rank's positions of one step, in as few and as equal micro-batches as fit."""
-        share = np.array_split(np.arange(step * self.batch_size, (step + 1) * self.batch_size), self.world_size)[self.rank]
+        return self.of(np.arange(step * self.batch_size, (step + 1) * self.batch_size))
+
+    def of(self, batch: Indices) -> list[Indices]:
+        """This rank's micro-batches of a global batch."""
+        share = np.array_split(batch, self.world_size)[self.rank]
         most = self.micro_batch_size or len(share)
         return np.array_split(share, -(-len(share) // most))
 
@@ -52,3 +57,33 @@ class Cut:
         while True:
             yield from (micro.tolist() for micro in self.micro_batches(step))
             step += 1
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The same stream in batches of samples that are alike in length: every `width` batches in a row are sorted by length, cut
+    anew, and shuffled. Each of their positions comes exactly once, and a step's batch stays a function of seed and step."""
+
+    cut: Cut
+    seed: int
+    lengths: Callable[[Indices], Indices]  # positions -> lengths
+    width: int = 16
+
+    def all_micro_batches(self, first_step: int) -> Iterator[list[int]]:
+        """Endless; every step has equally many micro-batches."""
+        step, window, batches = first_step, -1, np.zeros((0, 0), np.int64)
+        while True:
+            if step // self.width != window:
+                window = step // self.width
+                batches = self._sorted(window)
+            yield from (micro.tolist() for micro in self.cut.of(batches[self._place(step)]))
+            step += 1
+
+    def _sorted(self, window: int) -> Indices:
+        size = self.width * self.cut.batch_size
+        positions = np.arange(window * size, (window + 1) * size)
+        return positions[np.argsort(self.lengths(positions), kind="stable")].reshape(self.width, self.cut.batch_size)
+
+    def _place(self, step: int) -> int:
+        window, place = divmod(step, self.width)
+        return permute_one(place, self.width, mix(self.seed, window, _WINDOW))

@@ -1,9 +1,9 @@
 """A folder of captioned files in, numbered samples out: key, group, captions, and the picture when it is asked for.
 
 `opening.py` finds out which kind of source a path is. Opening lists files and reads captions; it decodes no picture (`survey.py`
-does). Meshes have their own source on the same base (`mesh_sources.py`). The index is a few NumPy arrays, cheap to fork and to pickle, and its order is that of the sorted paths, so it depends
-neither on the file system nor on the number of workers. What cannot be used is named in `rejects`; what was decided on the user's
-behalf, in `notes`.
+does). Meshes have their own source on the same base (`mesh_sources.py`). The index is a few NumPy arrays, cheap to fork and to
+pickle, and its order is that of the sorted paths, so it depends neither on the file system nor on the number of workers. What
+cannot be used is named in `rejects`; what was decided on the user's behalf, in `notes`.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from tessera.media.images import (
 )
 
 __all__ = [
-    "DatasetSource", "Examined", "ImageFolder", "Index", "Reading", "Reject", "Sample", "Source", "Stored", "StoredImages",
-    "StringTable", "as_source", "captions_of", "split_indices", "split_of",
+    "DatasetSource", "Examined", "ImageDataset", "ImageFolder", "Index", "Reading", "Reject", "Sample", "Source", "Stored",
+    "StoredImages", "StringTable", "as_source", "captions_of", "split_indices", "split_of",
 ]  # fmt: skip
 
 
@@ -288,17 +288,17 @@ def as_source(dataset: Any, *, channels: Channels = 3, background: Colour = WHIT
     """A `Source` as it is, or any object with `__len__` and `__getitem__` whose items have `key`, `image` (uint8 array h w c,
     or a PIL image), `caption` and perhaps `group`, as attributes or as entries of a mapping. Such a dataset is read through
     once, here, for its keys and captions; one that is too large for that should be a `Source` itself."""
-    source = dataset if isinstance(dataset, Source) else DatasetSource(dataset, channels=channels, background=background)
+    source = dataset if isinstance(dataset, Source) else ImageDataset(dataset, channels=channels, background=background)
     if not len(source):
         raise UserError(f"the dataset ({type(dataset).__name__}) has no samples; expected one or more")
     return source
 
 
-class DatasetSource:
+class DatasetSource(ABC):
     """A map-style dataset of samples as a `Source`; see `as_source`."""
 
-    def __init__(self, dataset: Any, *, channels: Channels = 3, background: Colour = WHITE) -> None:
-        self._dataset, self._channels, self._background = dataset, channels, background
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
         keys, groups, captions = list[str](), list[str](), list[str | None]()
         for index in range(len(dataset)):
             item = dataset[index]
@@ -327,8 +327,23 @@ class DatasetSource:
     def read(self, index: int) -> Any:
         return self.content(self._dataset[index], index)
 
+    @abstractmethod
     def content(self, item: Any, index: int) -> Any:
-        """The picture of an item."""
+        """What an item holds, checked."""
+
+
+class ImageDataset(DatasetSource):
+    """A dataset of pictures."""
+
+    def __init__(self, dataset: Any, *, channels: Channels = 3, background: Colour = WHITE) -> None:
+        self._channels, self._background = channels, background
+        super().__init__(dataset)
+
+    def __getitem__(self, index: int) -> Sample:
+        return Sample(self.key(index), self.read(index), self.caption(index))
+
+    def content(self, item: Any, index: int) -> Pixels:
+        """Its picture."""
         if not isinstance(item, Mapping) and not hasattr(item, "image"):
             raise UserError(
                 f"sample {index} of the dataset is a {type(item).__name__} without an image; "

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from tessera.data.duplicates import Fingerprint, connected, fingerprint, near_groups
-from tessera.data.sources import StoredImages
+from tessera.data.sources import Stored, StoredImages
 from tessera.media.images import ImageFacts, UnreadableImage
 
 _CHUNK = 512  # pictures in flight, so that a million of them need no million futures
@@ -31,11 +31,15 @@ def survey(source: StoredImages) -> Iterator[Seen | UnreadableImage]:
             yield from pool.map(lambda index: _look(source, index), chunk)
 
 
-def merged_groups(source: StoredImages) -> list[str]:
-    """The group of every sample, with near-duplicates in one: that of the first among them."""
+def near_pictures(source: StoredImages) -> list[list[int]]:
+    """The samples that look almost the same, in groups. Decodes all of them."""
     prints = {index: seen.print for index, seen in enumerate(survey(source)) if isinstance(seen, Seen)}
     places = list(prints)
-    near = [[places[member] for member in group] for group in near_groups(list(prints.values()))]
+    return [[places[member] for member in group] for group in near_groups(list(prints.values()))]
+
+
+def merged_groups(source: Stored, near: Sequence[Sequence[int]]) -> list[str]:
+    """The group of every sample, with near-duplicates in one: that of the first among them."""
     groups = [source.group(index) for index in range(len(source))]
     first: dict[str, int] = {}
     for index, group in enumerate(groups):

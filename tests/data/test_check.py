@@ -129,7 +129,7 @@ def test_a_group_keeps_copies_together(tmp_path: Path) -> None:
         write_png(tmp_path / f"{number}.png", noise(0))
     rows = [{"file_name": f"{number}.png", "text": "x", "family": "one"} for number in range(60)]
     (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    report = check_folder(tmp_path, group_by="family")
+    report = check_folder(tmp_path, sets=["data.group_by=family"])
     assert sorted(report.split.values()) == [0, 60]
     assert not any("both train" in note for note in report.notes)
 

@@ -129,7 +129,9 @@ def test_a_file_of_the_wrong_kind(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"x")
     with pytest.raises(UserError, match=r"is a file; expected a folder of png"):
         check_folder(tmp_path / name)
-    if not name.endswith(".png"):
+    if name.endswith(".obj"):
+        assert [reject.path for reject in check_folder(tmp_path).rejects] == [name]
+    elif not name.endswith(".png"):
         with pytest.raises(UserError, match="holds no images: found 1"):
             check_folder(tmp_path)
 
