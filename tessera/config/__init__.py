@@ -8,7 +8,14 @@ from tessera.config.document import document
 from tessera.config.errors import UserError, nearest
 from tessera.config.loading import Layer, build, difference, dump_yaml, layer_of, parse_sets, read_yaml
 from tessera.config.sections import (
-    DataConfig, EngineConfig, EvaluateConfig, ImageDataConfig, JudgingConfig, MeshDataConfig, MeshEvaluateConfig, OptimConfig,
+    DataConfig,
+    EngineConfig,
+    EvaluateConfig,
+    ImageDataConfig,
+    JudgingConfig,
+    MeshDataConfig,
+    MeshEvaluateConfig,
+    OptimConfig,
 )  # fmt: skip
 
 __all__ = [

@@ -93,7 +93,9 @@ def judge_apart(
         return Health("1-NNA", limit, first, None, f"{sentence}: the tokenizer adds {points(first)} points")
     second = samples - reconstruction
     limit = limiting(first, second, MIN_APART)
-    told = f"1-NNA is {percent(real)} for real shapes, {percent(reconstruction)} for reconstructions, {percent(samples)} for samples"
+    told = (
+        f"1-NNA is {percent(real)} for real shapes, {percent(reconstruction)} for reconstructions, {percent(samples)} for samples"
+    )
     losses = f"the tokenizer adds {points(first)} points, the generator {points(second)}"
     return Health("1-NNA", limit, first, second, f"{told}: {losses}: {advice.get(limit, 'neither limits quality')}")
 

@@ -140,7 +140,9 @@ def notes_on(material: MeshMaterial, config: MeshEvaluateConfig, rows: MeshRows,
         notes.append(f"{len(material.train):,} of {material.num_train:,} training meshes are used (evaluate.train_samples)")
     for name, side in (("training", material.train), ("held-out", material.held_out)):
         if side.num_refused:
-            notes.append(f"{side.num_refused:,} {name} meshes are left out, because training rejects them: see tessera data check")
+            notes.append(
+                f"{side.num_refused:,} {name} meshes are left out, because training rejects them: see tessera data check"
+            )
     if measuring.points < NUM_POINTS:
         notes.append(
             f"shapes are compared by {measuring.points:,} points each; figures of others take {NUM_POINTS:,} (evaluate.points)"
@@ -256,17 +258,15 @@ def health_of(report: Report, advice: Mapping[str, str]) -> Health:
     """By the oracle where there is one, else by 1-NNA."""
     if rows := report["oracle"].get("rows"):
         joint = {name: row["joint"] for name, row in rows.items()}
-        return judge_accuracy(
-            joint["real"], joint.get("reconstruction"), joint.get("samples"), things="shapes", advice=advice
-        )
-    if rows := report["sets"].get("rows"):
+        return judge_accuracy(joint["real"], joint.get("reconstruction"), joint.get("samples"), things="shapes", advice=advice)
+    if "real" in (rows := report["sets"].get("rows", {})):
         apart = {name: row["nna"] for name, row in rows.items()}
         return judge_apart(apart["real"], apart.get("reconstruction"), apart.get("samples"), advice=advice)
     return Health("none", "unknown", None, None, f"nothing to tell by: {report['sets'].get('skipped')}")
 
 
 def make_sheet(material: MeshMaterial, rows: MeshRows, nearest: Mapping[int, int]) -> Pictures | None:
-    """Real, reconstruction, sample and nearest training shape; the samples nearest to training, first in `nearest`, come first."""
+    """Real, reconstruction, sample and nearest training shape; the first of `nearest`, which lie nearest, come first."""
     if not len(rows.asked):
         return None
     first = list(nearest)[: SHEET_COLUMNS // 2]

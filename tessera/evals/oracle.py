@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-
 from tessera.data.synth import furniture, shapes, shapes_oracle
 from tessera.evals.nets import Pictures
 from tessera.evals.words import nearest_captions
