@@ -1,8 +1,8 @@
 """Puts the measures of meshes together: a model as callables and the material enter, one report and one sheet of pictures leave.
 
 As for pictures (`evaluate`): the first n of the held-out side are what the model is asked for, and sets are compared with others,
-from its end. Shapes are compared in one box, centred and as large as training sees them, so that a model that learned from
-shifted and stretched meshes is not blamed for it; a reconstruction is compared with its original where it lies.
+from its end. Sets and copies are compared in the bins of the tokenizer and in one box: what bins lose, and where in its box a
+model that learned from moved meshes draws, is not the generator's fault. A reconstruction is compared with its original as it is.
 """
 
 from __future__ import annotations
@@ -70,12 +70,14 @@ class Measuring:
     """How shapes become points, and where these are compared."""
 
     points: int
+    bins: int
     seed: int
     device: torch.device
 
     def clouds(self, meshes: Sequence[Mesh]) -> CloudSet:
-        """In one box, shapes without a surface left out."""
-        return sample_set([normalise(mesh) if len(mesh.faces) else mesh for mesh in meshes], self.points, self.seed)
+        """In bins, so that a copy is at distance 0, then in one box; shapes without a surface are left out."""
+        coarse = (to_mesh(quantise(mesh, self.bins), self.bins) for mesh in meshes)
+        return sample_set([normalise(mesh) if len(mesh.faces) else mesh for mesh in coarse], self.points, self.seed)
 
 
 def evaluate_meshes(
@@ -85,12 +87,12 @@ def evaluate_meshes(
     world = world or World(0, 1, torch.device("cpu"))
     asked = material.held_out[: config.n]
     rows = MeshRows(asked, make_rows(subject, asked, config.seed, world))
-    measuring = Measuring(pick_points(config, len(asked), world.device), config.seed, world.device)
+    measuring = Measuring(pick_points(config, len(asked), world.device), material.bins, config.seed, world.device)
     clouds = {name: measuring.clouds(meshes) for name, meshes in rows.by_name.items()}
     report: Report = {"n": len(asked), "seed": config.seed, "held_out": material.origin, "subject": dict(subject.about)}
     report |= {"points": measuring.points, "bins": material.bins}
     report["oracle"] = oracle_report(material, rows, config.seed)
-    report["reconstruction"] = reconstruction_report(material, rows, measuring)
+    report["reconstruction"] = reconstruction_report(rows, measuring)
     report["shapes"] = shapes_report(rows)
     nearest: dict[int, int] = {}
     few = f"{len(asked)} held-out and {len(material.train)} training shapes: too few; {MIN_SAMPLES} or more are needed"
@@ -167,22 +169,22 @@ def oracle_report(material: MeshMaterial, rows: MeshRows, seed: int) -> Report:
     return {**table.get("samples", {}), "rows": table}
 
 
-def reconstruction_report(material: MeshMaterial, rows: MeshRows, measuring: Measuring) -> Report:
+def reconstruction_report(rows: MeshRows, measuring: Measuring) -> Report:
     """What the tokenizer keeps at the top; `quantised`, what bins alone would keep, below it."""
     if "reconstruction" not in rows.made:
         return {"skipped": "no reconstructions"}
-    real, bins = rows.asked.meshes, material.bins
+    real, bins = rows.asked.meshes, measuring.bins
     corners = [quantise(mesh, bins) for mesh in real]
     sides = {"quantised": [to_mesh(own, bins) for own in corners], "reconstruction": rows.made["reconstruction"]}
-    table = {name: kept_of(real, corners, made, bins, measuring) for name, made in sides.items()}
+    table = {name: kept_of(real, corners, made, measuring) for name, made in sides.items()}
     return {**table["reconstruction"], "rows": table}
 
 
 def kept_of(
-    real: Sequence[Mesh], corners: Sequence[Corners], made: Sequence[Mesh], bins: int, measuring: Measuring
+    real: Sequence[Mesh], corners: Sequence[Corners], made: Sequence[Mesh], measuring: Measuring
 ) -> dict[str, float | None]:
     """Shares of shapes and of faces that are right in every bin, and how near surfaces lie, over those that have one."""
-    found = [quantise(mesh, bins) for mesh in made]
+    found = [quantise(mesh, measuring.bins) for mesh in made]
     right = [np.array_equal(a, b) for a, b in zip(corners, found, strict=True)]
     common = [len(_faces(a) & _faces(b)) for a, b in zip(corners, found, strict=True)]
     close = [
