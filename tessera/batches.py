@@ -194,11 +194,6 @@ class MeshBatch:
     captions: tuple[str | None, ...]
     faults: tuple[str, ...] = ()
 
-    @property
-    def mask(self) -> Tensor:
-        """b f bool: which faces belong to the mesh."""
-        return torch.arange(self.corners.shape[1], device=self.corners.device) < self.num_faces[:, None]
-
     def to(self, device: torch.device) -> MeshBatch:
         """Moves without waiting; bins travel in the type they are stored in."""
         corners = self.corners.to(device, non_blocking=True).long()

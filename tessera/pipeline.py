@@ -37,6 +37,7 @@ from tessera.staging import (
     make_loader,
     open_source,
     read_needs,
+    refuse_missing_stages,
     refuse_uncaptioned,
     settled,
 )  # fmt: skip
@@ -128,7 +129,7 @@ def train(
         config = build(type(config), [layer_of(config, "config"), Layer.of({"data": {"path": str(data)}}, "data")])
     recipe = RECIPES[config.recipe]
     config = recipe.adopt(with_absolute_path(config), config_of)
-    pick(recipe.steps(config), stage, stages)  # a wrong name is said before any file is read
+    refuse_missing_stages(config, pick(recipe.steps(config), stage, stages))  # or a wrong name, before any file is read
     with session(config) as (world, stop):
         source = open_source(config, data)
         config = settled(config, source, pick(recipe.steps(config), stage))

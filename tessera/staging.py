@@ -60,6 +60,18 @@ def refuse_uncaptioned(config: Any, source: Source) -> None:
         )
 
 
+def refuse_missing_stages(config: Any, trains: Sequence[Train]) -> None:
+    """Before a new run has a folder: what its stages need is trained in it, too, or taken from elsewhere."""
+    here = {train.name for train in trains}
+    elsewhere = {train.name for train in RECIPES[config.recipe].steps(config) if train.origin is not None}
+    for train in trains:
+        if missing := [name for name in train.needs.values() if name not in here | elsewhere]:
+            raise UserError(
+                f"stage {train.name} needs the {missing[0]}, which a new run does not have; leave out --stage to train all stages"
+                f", or go on with a run that has it: `tessera resume RUN --stage {train.name}`"
+            )
+
+
 def config_of(origin: str) -> Any:
     """The config with which a stage elsewhere was trained, for one that is taken over from there."""
     path = Path(origin)

@@ -111,10 +111,16 @@ def test_what_it_was_trained_on_is_gone(run: Path) -> None:
 
 
 def test_a_stage_before_the_one_that_it_needs(pictures: Path, tmp_path: Path) -> None:
+    config = small_config(pictures)
+    with pytest.raises(UserError, match="stage base needs the tokenizer, which a new run does not have"):
+        pipeline.train(config, run=tmp_path / "run", stage="base")
+    assert not list(tmp_path.iterdir()), "refused before there is a folder"
+    pipeline.train(config, run=tmp_path / "run", stage="tokenizer")
+    shutil.rmtree(tmp_path / "run" / "tokenizer")
     with pytest.raises(
         UserError, match=r"stage base needs the tokenizer, of which .* holds no checkpoint; train it first"
     ) as error:
-        pipeline.train(small_config(pictures), run=tmp_path / "run", stage="base")
+        pipeline.resume(tmp_path / "run", stage="base")
     assert "tessera resume" in said_by(error)
     pipeline.resume(tmp_path / "run")
     assert load(tmp_path / "run", device="cpu").steps == {"tokenizer": 3, "base": 3}

@@ -31,7 +31,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the data and the runs.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the data and the runs.")] = Path("demo"),
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of each stage; the default takes four minutes.")] = None,
 ) -> None:
     """The main job on data it makes itself, end to end, on a CPU, in minutes."""
@@ -106,7 +106,9 @@ def sample(
     negative: Annotated[str | None, typer.Option(metavar="TEXT", help="What the pictures should not be.")] = None,
     image: Annotated[Path | None, typer.Option(metavar="FILE", help="Start from this picture: a variation of it.")] = None,
     mask: Annotated[Path | None, typer.Option(metavar="FILE", help="With --image: draw anew only where this is white.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where pictures go; default RUN/drawn/NNN.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where pictures go; default RUN/drawn/NNN, of an export ./drawn/NNN.")
+    ] = None,
     checkpoint: Annotated[str | None, typer.Option(metavar="NAME", help="latest, best or step-N of the last stage.")] = None,
     sets: Sets = None,
 ) -> None:
@@ -115,17 +117,19 @@ def sample(
 
     flags = {"steps": steps, "guidance": guidance}
     named = {"n": n, "seed": seed, "negative": negative, "image": image, "mask": mask}
-    written, folder = draw_to_files(
+    drawn = draw_to_files(
         run, prompts or [], prompts_file=prompts_file, request_file=request, sets=sets or (), out=out, checkpoint=checkpoint,
         named={key: value for key, value in named.items() if value is not None},
         flags={key: value for key, value in flags.items() if value is not None},
     )  # fmt: skip
-    for sample in written[:20]:
+    for sample in drawn.samples[:20]:
         print(f"{sample.path}  seed {sample.seed}  {sample.prompt}")
-    if len(written) > 20:
-        print(f"... {len(written):,} pictures in {folder}")
-    name, again = shlex.quote(str(run)), shlex.quote(str(written[0].path.with_suffix(".json")))
-    print(f"next: tessera sample {name} --request {again}   draws the first again   or   tessera evaluate {name}")
+    if len(drawn.samples) > 20:
+        print(f"... {len(drawn.samples):,} pictures in {drawn.folder}")
+    print(drawn.by)
+    name, again = shlex.quote(str(run)), shlex.quote(str(drawn.samples[0].path.with_suffix(".json")))
+    data = "" if (run / "config.yaml").is_file() else " --set data.path=FOLDER"  # an export does not know where its data lie
+    print(f"next: tessera sample {name} --request {again}   draws the first again   or   tessera evaluate {name}{data}")
 
 
 @app.command()
@@ -137,11 +141,14 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Judge a trained model by held-out data, every number beside the reference rows that give it a meaning."""
+    from tessera.engine.track import Journal
     from tessera.evals.lines import lines
     from tessera.evals.run import evaluate_run
 
-    evaluation, folder = evaluate_run(run, n=n, sets=sets or (), checkpoint=checkpoint)
-    if os.environ.get("RANK", "0") != "0":  # of several ranks only the first speaks
+    speaks = os.environ.get("RANK", "0") == "0"  # of several ranks only the first
+    say = Journal(None, speaks=speaks).say
+    evaluation, folder = evaluate_run(run, n=n, sets=sets or (), checkpoint=checkpoint, say=say)
+    if not speaks:
         return
     if as_json:
         print(json.dumps(evaluation.report, indent=1, ensure_ascii=False))
@@ -166,7 +173,7 @@ def export(
         print(f"{file}  {file.stat().st_size:,} bytes")
     print(f"the licence in {out / 'README.md'} is yours to write")
     if (out / "base").is_dir():
-        print(f'next: tessera sample {shlex.quote(str(out))} "PROMPT" --out DIR')
+        print(f'next: tessera sample {shlex.quote(str(out))} "PROMPT"')
         return
     code = f'import tessera; tessera.load({json.dumps(str(out))}).reconstruct("PICTURE")[0].save("reconstruction.png")'
     print(f"next: python -c {shlex.quote(code)}")

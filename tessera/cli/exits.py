@@ -29,6 +29,7 @@ def guarded(work: Callable[[], Any]) -> int:
         sys.stderr.flush()
         return result if isinstance(result, int) else 0
     except UsageError as error:
+        name_value(error)
         error.show()
         return 2
     except (KeyboardInterrupt, typer.Abort):
@@ -45,6 +46,13 @@ def guarded(work: Callable[[], Any]) -> int:
             raise
         print(f"tessera: {message_of(error, code)}", file=sys.stderr)
         return code
+
+
+def name_value(error: Any) -> None:
+    """A missing option is told with its value, `--out DIR`, where typer would name the option alone."""
+    option = getattr(error, "param", None)
+    if type(error).__name__ == "MissingParameter" and option is not None and option.opts[0].startswith("--") and option.metavar:
+        error.param_hint = f"'{option.opts[0]} {option.metavar}'"
 
 
 def expected_code(error: Exception) -> int | None:

@@ -32,6 +32,7 @@ from tessera.randomness import mix
 CHUNK = 64  # captions per call of `sample`; fixed, so that what is sampled does not hang on the number of ranks
 SHEET_COLUMNS = 8
 Report = dict[str, Any]
+Say = Callable[[str], None]  # one line of progress
 T = TypeVar("T")
 
 
@@ -69,11 +70,13 @@ def evaluate(
     *,
     world: World | None = None,
     extractor: Extractor | None = None,
+    say: Say = lambda line: None,
 ) -> Evaluation:
-    """Measures everything that the material allows. Ranks share the sampling; each then computes the same report."""
+    """Measures everything that the material allows, and says what it is at. Ranks share the sampling; each then computes the same
+    report."""
     world = world or World(0, 1, torch.device("cpu"))
     asked = material.held_out[: config.n]
-    rows = Rows(asked, make_rows(subject, asked, config.seed, world))
+    rows = Rows(asked, make_rows(subject, asked, config.seed, world, say))
     notes = list(notes_on(material, config, rows))
     report: Report = {"n": len(asked), "seed": config.seed, "held_out": material.origin, "subject": dict(subject.about)}
     copies: Copies | None = None
@@ -83,27 +86,33 @@ def evaluate(
         report |= {name: {"skipped": few} for name in ("fd", "kd", "copies", "retrieval")}
     else:
         fitting = Fitting(steps=config.fit_steps, seed=config.seed, device=world.device)
+        say(f"features to compare by: {'given' if extractor or config.extractor else f'fitting a net, {fitting.steps:,} steps'}")
         extractor = extractor or pick_extractor(material, config, fitting)
+        say(f"distances, and copies among {len(material.train):,} training pictures")
         features = {name: extractor.extract(pictures) for name, pictures in rows_by_name(rows).items()}
         report |= distance_reports(material, features, extractor, config)
         report["copies"], copies = copies_report(material, rows, features, extractor)
+        say(f"retrieval: {f'fitting a net, {fitting.steps:,} steps' if material.captioned else 'left out, captions are missing'}")
         report["retrieval"] = retrieval_report(material, rows, fitting)
+    say("held-out loss, and the report")
     report["loss"] = dict(subject.held_out_loss()) if subject.held_out_loss else {"skipped": "no stage measures a loss"}
     report["health"] = health_of(report).as_dict()
     report["notes"] = notes
     return Evaluation(report, make_sheet(material, rows, copies), extractor)
 
 
-def make_rows(subject: Subject, asked: Side, seed: int, world: World) -> dict[str, Pictures]:
+def make_rows(subject: Subject, asked: Side, seed: int, world: World, say: Say) -> dict[str, Pictures]:
     """What the model makes of the asked captions and pictures, in chunks dealt out to the ranks."""
     made: dict[str, Pictures] = {}
     if not len(asked):
         return made
     if subject.reconstruct is not None:
         reconstruct = subject.reconstruct
+        say(f"reconstructing {len(asked):,} held-out pictures")
         made["reconstruction"] = dealt(len(asked), world, lambda part, _: reconstruct(asked.pictures[part]))
     if subject.sample is not None:
         sample, captions = subject.sample, [caption or "" for caption in asked.captions]
+        say(f"drawing {len(asked):,} pictures from their captions")
         made["samples"] = dealt(len(asked), world, lambda part, index: sample(captions[part], mix(seed, index) >> 33))
     for name, pictures in made.items():
         if pictures.shape != asked.pictures.shape or pictures.dtype != np.uint8:

@@ -21,7 +21,7 @@ from tessera.engine.dist import World
 from tessera.evals import oracle
 from tessera.evals.copies import few_note
 from tessera.evals.distances import MIN_SAMPLES
-from tessera.evals.evaluate import SHEET_COLUMNS, Evaluation, Report, dealt_parts
+from tessera.evals.evaluate import SHEET_COLUMNS, Evaluation, Report, Say, dealt_parts
 from tessera.evals.health import ADVICE, Health, judge_accuracy, judge_apart
 from tessera.evals.mesh_copies import COARSE_POINTS, Corners, find_equals, find_shape_copies
 from tessera.evals.mesh_health import check_health, summarise_health
@@ -81,12 +81,14 @@ class Measuring:
 
 
 def evaluate_meshes(
-    subject: MeshSubject, material: MeshMaterial, config: MeshEvaluateConfig, *, world: World | None = None
-) -> Evaluation:
-    """Measures everything that the material allows. Ranks share the sampling; each then computes the same report."""
+    subject: MeshSubject, material: MeshMaterial, config: MeshEvaluateConfig, *, world: World | None = None,
+    say: Say = lambda line: None,
+) -> Evaluation:  # fmt: skip
+    """Measures everything that the material allows, and says what it is at. Ranks share the sampling; each then computes the same
+    report."""
     world = world or World(0, 1, torch.device("cpu"))
     asked = material.held_out[: config.n]
-    rows = MeshRows(asked, make_rows(subject, asked, config.seed, world))
+    rows = MeshRows(asked, make_rows(subject, asked, config.seed, world, say))
     measuring = Measuring(pick_points(config, len(asked), world.device), material.bins, config.seed, world.device)
     clouds = {name: measuring.clouds(meshes) for name, meshes in rows.by_name.items()}
     report: Report = {"n": len(asked), "seed": config.seed, "held_out": material.origin, "subject": dict(subject.about)}
@@ -99,9 +101,11 @@ def evaluate_meshes(
     if len(asked) < MIN_SAMPLES or len(material.train) < MIN_SAMPLES:
         report |= {name: {"skipped": few} for name in ("sets", "copies")}
     else:
+        say(f"sets, and copies among {len(material.train):,} training meshes, by {measuring.points:,} points each")
         train = measuring.clouds(material.train.meshes)
         report["sets"] = sets_report(material, clouds, train, measuring)
         report["copies"], nearest = copies_report(material, rows, clouds, train, measuring)
+    say("held-out loss, and the report")
     report["loss"] = dict(subject.held_out_loss()) if subject.held_out_loss else {"skipped": "no stage measures a loss"}
     report["health"] = health_of(report, {**ADVICE, "tokenizer": subject.tokenizer_advice}).as_dict()
     report["notes"] = notes_on(material, config, rows, measuring)
@@ -115,15 +119,17 @@ def pick_points(config: MeshEvaluateConfig, num: int, device: torch.device) -> i
     return NUM_POINTS if device.type != "cpu" else min(NUM_POINTS, max(LEAST_POINTS, CPU_POINTS // max(num, 1)))
 
 
-def make_rows(subject: MeshSubject, asked: MeshSide, seed: int, world: World) -> dict[str, Sequence[Mesh]]:
+def make_rows(subject: MeshSubject, asked: MeshSide, seed: int, world: World, say: Say) -> dict[str, Sequence[Mesh]]:
     """What the model makes of the asked captions and meshes, in chunks dealt out to the ranks."""
     made: dict[str, list[Sequence[Mesh]]] = {}
     if not len(asked):
         return {}
     if subject.reconstruct is not None:
+        say(f"reconstructing {len(asked):,} held-out meshes")
         reconstruct = subject.reconstruct
         made["reconstruction"] = dealt_parts(len(asked), world, lambda part, _: reconstruct(asked.meshes[part]))
     if subject.sample is not None:
+        say(f"drawing {len(asked):,} meshes from their captions")
         sample, captions = subject.sample, [caption or "" for caption in asked.captions]
         made["samples"] = dealt_parts(len(asked), world, lambda part, index: sample(captions[part], mix(seed, index) >> 33))
     found = {name: [mesh for part in parts for mesh in part] for name, parts in made.items()}

@@ -7,7 +7,7 @@ from typing import Any
 
 from tessera.data.mesh_sources import as_mesh_source
 from tessera.engine.dist import World
-from tessera.evals.evaluate import Evaluation
+from tessera.evals.evaluate import Evaluation, Say
 from tessera.evals.health import ADVICE
 from tessera.evals.mesh_evaluate import MeshSubject, evaluate_meshes
 from tessera.evals.mesh_material import MeshMaterial, load_meshes
@@ -17,13 +17,13 @@ from tessera.sampling.request import make_request
 from tessera.sampling.session import Session
 
 
-def judge_meshes(session: Session, root: Any, data: Any, world: World) -> Evaluation:
+def judge_meshes(session: Session, root: Any, data: Any, world: World, say: Say) -> Evaluation:
     """By meshes as training sees them; `root` is the run's config with what the user set."""
     config, source = root.evaluate, None if data is None else as_mesh_source(data)
     material = load_meshes(
         root.data, most_train=config.train_samples, most_held_out=2 * config.n, seed=config.seed, source=source
     )
-    return evaluate_meshes(subject_of(session, root.sample, material), material, config, world=world)
+    return evaluate_meshes(subject_of(session, root.sample, material), material, config, world=world, say=say)
 
 
 def subject_of(session: Session, options: Any, material: MeshMaterial) -> MeshSubject:

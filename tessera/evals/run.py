@@ -12,7 +12,7 @@ import torch
 
 from tessera.config import EngineConfig, EvaluateConfig, Layer, UserError, build, layer_of, parse_sets
 from tessera.engine.dist import World, join, leave
-from tessera.evals.evaluate import Evaluation, Subject, evaluate, write_evaluation
+from tessera.evals.evaluate import Evaluation, Say, Subject, evaluate, write_evaluation
 from tessera.evals.features import Extractor, inception_extractor
 from tessera.evals.material import Material, load_material
 from tessera.evals.mesh_run import judge_meshes
@@ -20,14 +20,15 @@ from tessera.evals.nets import Pictures
 from tessera.files import digest, free_folder
 from tessera.sampling.request import make_request
 from tessera.sampling.session import Session, load
+from tessera.sampling.stored import place_for_results
 
 
 def evaluate_run(
     run: Path | str, *, n: int | None = None, sets: Sequence[str] = (), checkpoint: str | None = None, data: Any = None,
-    device: str = "auto",
+    device: str = "auto", say: Say = lambda line: None,
 ) -> tuple[Evaluation, Path]:  # fmt: skip
-    """Judges a trained model by its held-out data; also the folder RUN/evaluation-NNN that was written. Under torchrun the ranks
-    share the sampling."""
+    """Judges a trained model by its held-out data; also the folder that was written: evaluation-NNN in the run, for an export
+    in the current folder. Under torchrun the ranks share the sampling."""
     ranks = join(EngineConfig()) if "WORLD_SIZE" in os.environ else None
     session = load(run, checkpoint=checkpoint, device=device if ranks is None else ranks.device)
     changes = dict(parse_sets(sets).values)
@@ -36,20 +37,22 @@ def evaluate_run(
     root = build(type(session.config), [layer_of(session.config, "the run"), Layer.of(changes, "--set")])
     config = root.evaluate if n is None else root.evaluate.model_copy(update={"n": n})
     world = ranks or World(0, 1, session.device)
-    judge = judge_meshes if session.recipe.medium == "mesh" else judge_pictures
-    evaluation = judge(session, root.model_copy(update={"evaluate": config}), data, world)
-    folder = free_folder(Path(run), "evaluation-")
+    things, judge = ("meshes", judge_meshes) if session.recipe.medium == "mesh" else ("pictures", judge_pictures)
+    say(f"reading up to {config.train_samples:,} training and {2 * config.n:,} held-out {things}")
+    evaluation = judge(session, root.model_copy(update={"evaluate": config}), data, world, say)
+    folder = free_folder(place_for_results(Path(run)), "evaluation-")
     if world.main:
         write_evaluation(evaluation, folder)
     leave()
     return evaluation, folder
 
 
-def judge_pictures(session: Session, root: Any, data: Any, world: World) -> Evaluation:
-    """By pictures at the size that the model draws."""
+def judge_pictures(session: Session, root: Any, data: Any, world: World, say: Say) -> Evaluation:
+    """By pictures at the size that the model draws; `root` is the run's config with what the user set."""
     material = material_of(session, root.data, root.evaluate, data)
     subject = subject_of(session, root.sample, material)
-    return evaluate(subject, material, root.evaluate, world=world, extractor=given_extractor(root.evaluate, session.device))
+    judge = given_extractor(root.evaluate, session.device)
+    return evaluate(subject, material, root.evaluate, world=world, extractor=judge, say=say)
 
 
 def material_of(session: Session, data: Any, config: EvaluateConfig, source: Any) -> Material:

@@ -86,6 +86,8 @@ def read_mesh(path: Path, up: str = "y") -> Reading:
         raise UnreadableMesh(path, (error.strerror or str(error)).lower()) from error
     except ValueError as error:
         raise UnreadableMesh(path, str(error)) from error
+    except (OverflowError, RecursionError) as error:  # an index of thirty digits, a thousand brackets
+        raise UnreadableMesh(path, f"damaged: {error}") from error
     vertices = turn_up(reading.mesh.vertices) if up == "y" else reading.mesh.vertices
     return Reading(Mesh(vertices, reading.mesh.faces), reading.objects, reading.polygons)
 
@@ -142,6 +144,8 @@ def _read_triangles(content: bytes, suffix: str, folder: Path) -> Reading:
         ) from error
     if suffix in (".glb", ".gltf"):
         content, suffix = _self_contained(content, suffix, folder), ".gltf"
+    else:
+        _check_stl(content)
     try:
         scene = trimesh.load_scene(io.BytesIO(content), file_type=suffix[1:], resolver=None, process=False, skip_materials=True)
         parts = [(scene.geometry[name], matrix) for matrix, name in (scene.graph[node] for node in scene.graph.nodes_geometry)]
@@ -149,6 +153,19 @@ def _read_triangles(content: bytes, suffix: str, folder: Path) -> Reading:
         raise ValueError(f"damaged: {' '.join(str(error).split())[:200] or type(error).__name__}") from error
     parts = [(part, np.asarray(matrix)) for part, matrix in parts if isinstance(part, trimesh.Trimesh) and len(part.faces)]
     return Reading(_merged(parts), len(parts), 0)
+
+
+def _check_stl(content: bytes) -> None:
+    """Whole or not: trimesh takes what it finds in a text that is cut short, and finds nothing in a binary one."""
+    (announced,) = struct.unpack_from("<I", content, 80) if len(content) >= 84 else (-1,)
+    if len(content) == 84 + 50 * announced:
+        return
+    words = content.lower().split()
+    if words[:1] != [b"solid"] or b"facet" not in words:
+        raise ValueError(f"{len(content)} bytes, and neither a text nor the length that a binary STL announces: cut short?")
+    counts = [words.count(word) for word in (b"vertex", b"endfacet", b"endsolid")]
+    if counts[0] != 3 * counts[1] or counts[2] == 0:
+        raise ValueError(f"a text of {counts[0]} vertices, {counts[1]} whole facets and {counts[2]} whole solids: cut short?")
 
 
 def _merged(parts: list[tuple[Any, npt.NDArray[np.float64]]]) -> Mesh:

@@ -64,13 +64,23 @@ class Stored:
 def open_stored(path: Path | str, checkpoint: str | None = None) -> Stored:
     """A run, at its newest valid checkpoint or the one that was named, or an export."""
     folder = Path(path)
-    if (folder / "config.yaml").is_file():
+    if is_run(folder):
         return open_run(folder, checkpoint or "latest")
     if not (folder / "config.json").is_file():
         raise UserError(describe_wrong(folder))
     if checkpoint is not None:
         raise UserError(f"{folder} is an export, which holds one set of weights; leave out checkpoint={checkpoint!r}")
     return open_export(folder)
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is a run, and not an export."""
+    return (path / "config.yaml").is_file()
+
+
+def place_for_results(model: Path) -> Path:
+    """Where what a model makes is put: into its run; of an export, which stays as it was written, into the current folder."""
+    return model if is_run(model) else Path()
 
 
 def describe_wrong(folder: Path) -> str:
@@ -91,7 +101,7 @@ def describe_wrong(folder: Path) -> str:
 
 def read_run(folder: Path) -> tuple[Recipe, Layer]:
     """The recipe of a run, and its saved values."""
-    if not (folder / "config.yaml").is_file():
+    if not is_run(folder):
         raise UserError(f"{folder} is no run folder: it has no config.yaml; `tessera list` shows the runs in ./runs")
     saved = read_yaml(folder / "config.yaml")
     return find_recipe(str(saved.values.get("recipe", ""))), saved

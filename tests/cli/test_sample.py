@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.small import generated, pictures, workshop
+from tessera import pipeline
+from tests.small import SUPERRES, generated, pictures, small_config, workshop
 
 __all__ = ["generated", "pictures", "workshop"]
 
@@ -100,6 +101,18 @@ def test_from_an_export_and_of_another_checkpoint(tessera: Run, tmp_path: Path, 
         assert tessera("sample", place, "a circle", "--out", out).code == 0
     assert drawn(tmp_path / "a") == drawn(tmp_path / "b")
     assert tessera("sample", generated, "a", "--checkpoint", "step-3", "--out", "c").code == 0
+
+
+def test_it_says_which_stages_drew(tessera: Run, tmp_path: Path, generated: Path, pictures: Path) -> None:
+    ended = tessera("sample", generated, "a", "--out", "out")
+    assert ended.out.splitlines()[-2] == "drawn by tokenizer step 3, base step 3: pictures are 16 px"
+    run = pipeline.train(small_config(pictures, superres=SUPERRES), run=tmp_path / "run", stage="tokenizer")
+    pipeline.resume(run, stage="base")
+    ended = tessera("sample", run, "a", "--out", "out2")
+    assert ended.out.splitlines()[-2] == "drawn by tokenizer step 3, base step 3, superres not trained: pictures are 16 px"
+    made = facts(tmp_path / "out2" / "0.json")["made_by"]
+    assert (made["untrained"], made["resolution"]) == (["superres"], 16)
+    assert {name: stage["step"] for name, stage in made["stages"].items()} == {"tokenizer": 3, "base": 3}
 
 
 # ---- wrong input

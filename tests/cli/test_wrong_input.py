@@ -88,6 +88,10 @@ def test_a_file_that_is_no_config(tessera: Run, tmp_path: Path, text: str, said:
         ),
         (["train", "muse", "--stage", "bsae", "--print-config"], "no stage is called 'bsae'"),
         (["train", "muse", "--stage", "superres"], "no stage is called 'superres'; this recipe has tokenizer, base"),
+        (
+            ["train", "muse", "--data", "x", "--stage", "base", "--run", "mine"],
+            "stage base needs the tokenizer, which a new run does not have; leave out --stage to train all stages, or go on with",
+        ),
         (["train", "muse", "--set", "superres.resolution=32"], "superres.resolution 32 must be larger than data.resolution 64"),
         (["train", "muse", "--set", "base.needs.tokenizer=nowhere/tokenizer"], "nowhere is no run folder"),
         (["sample", "nowhere", "a cat"], "nowhere does not exist; expected a run folder"),
@@ -108,10 +112,10 @@ def test_a_file_that_is_no_config(tessera: Run, tmp_path: Path, text: str, said:
         (["train", "muse", "--steps", "0"], "greater than or equal to 1"),
         (["train", "muse", "--steps", "few"], "--steps"),
         (["train", "muse", "--data"], "--data"),
-        (["data", "synth", "shapes"], "--out"),
+        (["data", "synth", "shapes"], "Missing option '--out DIR'"),
         (["data", "synth", "shaps", "--out", "d"], "Did you mean 'shapes'?"),
         (["data", "synth", "furniture", "--out", "d", "--size", "32"], "No such option: --size"),
-        (["export", "run"], "--out"),
+        (["export", "run"], "Missing option '--out DIR'"),
         (["doctor", "--resume"], "--resume-test"),
     ],
 )

@@ -17,7 +17,8 @@ from PIL import Image
 from tessera import pipeline
 from tessera.batches import Batch
 from tessera.config import build, dump_yaml, layer_of, read_yaml
-from tessera.contracts import Context, Loss, Nets, Stage, Train
+from tessera.contracts import Context, Loss, Nets, Recipe, Stage, Train
+from tessera.data.synth.furniture import write_furniture
 from tessera.data.synth.shapes import write_shapes
 from tessera.engine.dist import World
 from tessera.engine.loop import Stopped
@@ -72,8 +73,55 @@ SMALL = {
             "base.loss={label_smoothing: 0, text_dropout_prob: 0}",
             "superres.loss={label_smoothing: 0, text_dropout_prob: 0, low_noise: 0}",
         ),
-    )
+    ),
+    "meshgpt": Small(
+        lambda out: write_furniture(out, 24, 0),
+        (
+            "data.validation_fraction=0.2",
+            "data.bins=32",
+            "data.scale=1.2",
+            "text={kind: bytes, length: 64, width: 16, depth: 1, heads: 2}",
+            "base.batch_size=5",
+            "base.model={width: 32, depth: 2, heads: 2, inner_width: 16, inner_depth: 1, dropout: 0.1}",
+            "base.optim={lr: 3e-3, warmup_steps: 2}",
+            "sample={max_faces: 12}",
+        ),
+        quiet=(
+            "base.model={width: 64, depth: 2, heads: 2, inner_width: 64, inner_depth: 1}",
+            "base.loss={text_dropout_prob: 0, length_dropout_prob: 0}",
+            "base.optim={lr: 1e-2, warmup_steps: 2, schedule: constant, weight_decay: 0}",
+            "data.scale=1",
+        ),
+    ),
+    "meshgpt-graph": Small(
+        lambda out: write_furniture(out, 24, 0),
+        (
+            "data.validation_fraction=0.2",
+            "data.bins=32",
+            "data.scale=1.2",
+            "text={kind: bytes, length: 64, width: 16, depth: 1, heads: 2}",
+            "base.batch_size=5",
+            "base.model={width: 32, depth: 2, heads: 2, inner_width: 16, inner_depth: 1, dropout: 0.1}",
+            "base.optim={lr: 3e-3, warmup_steps: 2}",
+            "sample={max_faces: 12}",
+            "tokenizer.kind=graph",
+            "tokenizer.batch_size=5",
+            "tokenizer.model={coordinate_width: 8, encoder_width: 32, encoder_layers: 2, decoder_width: 32, decoder_blocks: 2, "
+            "heads: 2, dropout: 0.1}",
+            "tokenizer.optim={lr: 3e-3, warmup_steps: 2}",
+        ),
+        quiet=(
+            "base.model={width: 64, depth: 2, heads: 2, inner_width: 64, inner_depth: 1}",
+            "base.loss={text_dropout_prob: 0, length_dropout_prob: 0}",
+            "base.optim={lr: 1e-2, warmup_steps: 2, schedule: constant, weight_decay: 0}",
+            "data.scale=1",
+            "tokenizer.model={coordinate_width: 16, encoder_width: 128, encoder_layers: 2, decoder_width: 128, decoder_blocks: 2, "
+            "heads: 2}",
+            "tokenizer.optim={lr: 3e-3, warmup_steps: 2, schedule: constant}",
+        ),
+    ),
 }
+"""A recipe, or one of its variants behind a dash."""
 ENGINE = (
     "engine.device=cpu",
     "engine.micro_batch_size=3",
@@ -86,10 +134,16 @@ ENGINE = (
 )
 
 PRESETS = [pytest.param(recipe, preset, id=f"{recipe.name}-{preset}") for recipe in RECIPES.values() for preset in recipe.presets]
+
+
+def recipe_of(variant: str) -> Recipe:
+    return RECIPES[variant.partition("-")[0]]
+
+
 STAGES = [
-    pytest.param(recipe.name, train.name, id=f"{recipe.name}-{train.name}")
-    for recipe in RECIPES.values()
-    for train in recipe.steps(pipeline.resolve(recipe.name, preset="tiny", sets=SMALL[recipe.name].sets))
+    pytest.param(variant, train.name, id=f"{variant}-{train.name}")
+    for variant, how in SMALL.items()
+    for train in recipe_of(variant).steps(pipeline.resolve(recipe_of(variant).name, preset="tiny", sets=how.sets))
 ]
 
 
@@ -105,7 +159,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def small(recipe: str, data: dict[str, Path], *sets: str) -> Any:
     own = {item.partition("=")[0] for item in sets}
     kept = [item for item in (*SMALL[recipe].sets, *ENGINE) if item.partition("=")[0] not in own]
-    return pipeline.resolve(recipe, preset="tiny", data=str(data[recipe]), steps=STEPS, sets=[*kept, *sets])
+    return pipeline.resolve(recipe_of(recipe).name, preset="tiny", data=str(data[recipe]), steps=STEPS, sets=[*kept, *sets])
 
 
 def named(config: Any, stage: str) -> Train:
@@ -114,7 +168,7 @@ def named(config: Any, stage: str) -> Train:
 
 
 def test_every_recipe_is_made_small_here() -> None:
-    assert set(SMALL) == set(RECIPES)
+    assert {recipe_of(variant).name for variant in SMALL} == set(RECIPES)
 
 
 # ---- presets
@@ -235,8 +289,9 @@ def test_a_preview_is_a_readable_file(recipe: str, name: str, data: dict[str, Pa
         with Image.open(io.BytesIO(preview.content)) as picture:
             picture.load()
             assert picture.mode == "RGB"
-            assert picture.width >= 3 * config.data.resolution  # three samples side by side
-            assert picture.height >= 2 * config.data.resolution  # what there is, and what the nets make of it
+            side = config.data.resolution if recipe == "muse" else 128
+            assert picture.width >= 3 * side  # three samples side by side
+            assert picture.height >= 2 * side  # what there is, and what the nets make of it
 
 
 # ---- stop and go on
@@ -292,7 +347,7 @@ def test_stopping_and_resuming_is_never_having_stopped(
     assert stopped.value.number == signal.SIGTERM
     assert (tmp_path / "run" / name / "checkpoints" / "latest").read_text() == f"step-{last:06d}\n"
     assert pipeline.resume(tmp_path / "run") == tmp_path / "run"
-    for stage in [train.name for train in RECIPES[recipe].steps(config)]:
+    for stage in [train.name for train in recipe_of(recipe).steps(config)]:
         assert final(tmp_path / "run", stage) == final(unbroken[recipe], stage)
         assert numbers(tmp_path / "run", stage) == numbers(unbroken[recipe], stage)
 
@@ -300,7 +355,7 @@ def test_stopping_and_resuming_is_never_having_stopped(
 @pytest.mark.parametrize(("recipe", "name"), STAGES)
 def test_it_can_be_exported_and_opened(recipe: str, name: str, unbroken: dict[str, Path], tmp_path: Path) -> None:
     run = unbroken[recipe]
-    (train,) = [train for train in RECIPES[recipe].steps(pipeline.resolve(str(run / "config.yaml"))) if train.name == name]
+    (train,) = [train for train in recipe_of(recipe).steps(pipeline.resolve(str(run / "config.yaml"))) if train.name == name]
     stage, served = train.build(), train.serves()
     assert served
     assert set(stage.averaged) <= set(served) <= set(stage.nets)

@@ -79,7 +79,7 @@ def test_a_window_holds_each_of_its_positions_once(size: int, batch_size: int, w
     for window in range(3):
         batches = steps[window * width : (window + 1) * width]
         start = window * width * batch_size
-        assert sorted(sum(batches, [])) == list(range(start, start + width * batch_size))
+        assert sorted(itertools.chain(*batches)) == list(range(start, start + width * batch_size))
         ranges = sorted((lengths_at(np.array(batch)).min(), lengths_at(np.array(batch)).max()) for batch in batches)
         assert all(high <= low for (_, high), (low, _) in itertools.pairwise(ranges))  # cut from the sorted window
 

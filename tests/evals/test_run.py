@@ -44,6 +44,22 @@ def test_a_run_is_judged_and_nothing_is_overwritten(run: Path) -> None:
     assert first.report == second.report, "the same weights and seed give the same numbers"
 
 
+def test_every_phase_is_told(run: Path, tmp_path: Path) -> None:
+    write_shapes(tmp_path / "more", 128, 0, image_size=32)
+    said: list[str] = []
+    sets = (*QUICK, "evaluate.train_samples=50", f"data.path={tmp_path / 'more'}")
+    evaluate_run(run, n=8, sets=sets, device="cpu", say=said.append)
+    assert said == [
+        "reading up to 50 training and 16 held-out pictures",
+        "reconstructing 8 held-out pictures",
+        "drawing 8 pictures from their captions",
+        "features to compare by: fitting a net, 2 steps",
+        "distances, and copies among 50 training pictures",
+        "retrieval: fitting a net, 2 steps",
+        "held-out loss, and the report",
+    ]
+
+
 def test_the_held_out_loss_is_that_of_training(run: Path, pictures: Path) -> None:
     session = load(run, device="cpu")
     source = pipeline.open_source(session.config)

@@ -98,7 +98,9 @@ def test_loss_and_bits_are_those_of_a_sum_by_hand() -> None:
     numbers = digest(loss.stats)
     assert numbers["bits_per_group"] == pytest.approx(total / 4 / np.log(2), rel=1e-5)
     assert numbers["bits_per_sample"] == pytest.approx(total / 2 / np.log(2), rel=1e-5)
-    assert "bits_of_group_5" not in numbers
+    first = -sum(logs[row, 0, k, int(ids[row, 0, k])] for row in range(2) for k in range(9)) / 2 / np.log(2)
+    assert numbers["bits_of_group_1"] == pytest.approx(first, rel=1e-5)
+    assert "bits_of_group_8" not in numbers
     wanted = targets_of(batch, BINS)
     assert wanted.ids[1, 1, 0] == BINS
     assert wanted.counts.sum((1, 2)).tolist() == [28, 10]

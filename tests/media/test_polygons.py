@@ -12,24 +12,8 @@ from tessera.media.polygons import triangulate
 ELL = [(0, 0), (2, 0), (2, 1), (1, 1), (1, 2), (0, 2)]  # area 3; a fan around five of its corners leaves it
 ARROW = [(0, 0), (3, -2), (1, 0), (3, 2)]  # a concave quad
 STRAIGHT = [(0, 0), (1, 0), (2, 0), (2, 2), (1, 2), (0, 2)]  # a square with a corner in the middle of two sides
-COMB = [
-    (0, 0),
-    (7, 0),
-    (7, 5),
-    (6, 5),
-    (6, 1),
-    (5, 1),
-    (5, 5),
-    (4, 5),
-    (4, 1),
-    (3, 1),
-    (3, 5),
-    (2, 5),
-    (2, 1),
-    (1, 1),
-    (1, 5),
-    (0, 5),
-]
+TOOTH = [(2, 5), (2, 1), (1, 1), (1, 5)]
+COMB = [(0, 0), (7, 0), (7, 5), *((x + step, y) for step in (4, 2, 0) for x, y in TOOTH), (0, 5)]
 
 
 def shoelace(points: np.ndarray) -> float:

@@ -5,6 +5,7 @@ Lengths are fractions of the longest side, of which a bin of 128 is 0.0082. The 
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +13,11 @@ import numpy.typing as npt
 from tessera.media.meshes import Mesh, Points, Triangles
 
 NEAR = 0.03  # two faces this close touch
+THIN = 0.01  # what is thinner is no body
 MAX_OPEN = 0.25  # share of a part's edges that may belong to other than two faces; a box without one of its sides has 0.24
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Part:
     """One piece: the box around it, and its outline."""
 
@@ -23,23 +25,23 @@ class Part:
     high: Points  # 3
     round: bool  # its outline has no corners where the box has them
     taper: float  # width at the top over width at the bottom
-    closed: bool  # but for a face or two
+    sound: bool  # closed but for a face or two, not flat, and all vertices at the top or at the bottom
 
-    @property
+    @cached_property
     def size(self) -> Points:
         return self.high - self.low
 
-    @property
+    @cached_property
     def middle(self) -> Points:
         return (self.low + self.high) / 2
 
-    @property
+    @cached_property
     def area(self) -> float:
         return float(self.size[0] * self.size[1])
 
 
 class Heap:
-    """Parts that nobody has claimed yet. One that is full of holes cannot be claimed."""
+    """Parts that nobody has claimed yet. One that is not sound cannot be claimed."""
 
     def __init__(self, parts: Iterable[Part]) -> None:
         self.parts = list(parts)
@@ -48,13 +50,13 @@ class Heap:
 
     def take(self, fits: Callable[[Part], bool]) -> list[Part]:
         """Claims all parts that fit."""
-        taken = [part for part in self.parts if part.closed and fits(part)]
+        taken = [part for part in self.parts if part.sound and fits(part)]
         self.parts = [part for part in self.parts if all(part is not other for other in taken)]
         return taken
 
     def take_largest(self) -> Part | None:
         """Claims the part that covers most of the floor."""
-        largest = max((part.area for part in self.parts if part.closed), default=0.0)
+        largest = max((part.area for part in self.parts if part.sound), default=0.0)
         return next(iter(self.take(lambda part: part.area == largest)), None)
 
 
@@ -104,14 +106,15 @@ def _measure(points: Points, closed: bool) -> Part:
         middle = (level[:, :2].min(axis=0) + level[:, :2].max(axis=0)) / 2
         reach.append((half.mean(), (np.abs(level[:, :2] - middle) / half).sum(axis=1).mean()))
     (bottom, corner_low), (top, corner_high) = reach
-    return Part(low, low + size, bool((corner_low + corner_high) / 2 < 1.7), float(top / bottom), closed)
+    sound = closed and size.min() > THIN and (np.minimum(points[:, 2] - low[2], high[2] - points[:, 2]) < NEAR).all()
+    return Part(low, low + size, bool((corner_low + corner_high) / 2 < 1.7), float(top / bottom), bool(sound))
 
 
 def quarter_turn(part: Part) -> Part:
     """Turned about z by 90 degrees: x becomes y, y becomes -x."""
     low, high = part.low, part.high
     turned = np.array([-high[1], low[0], low[2]]), np.array([-low[1], high[0], high[2]])
-    return Part(*turned, part.round, part.taper, part.closed)
+    return Part(*turned, part.round, part.taper, part.sound)
 
 
 def near(a: float, b: float) -> bool:

@@ -19,7 +19,8 @@ from tessera.generators.autoregressive.model import Autoregressive, length_class
 from tessera.randomness import mix, uniform
 
 TEXT, LENGTH = 31, 32  # streams of random numbers
-PLACES = 8  # the first so many groups, whose loss is reported one by one
+PLACES = 8  # the first so many groups, whose loss is counted one by one
+TOLD = (1, 2, 4, 8)  # of those, which are reported
 
 
 class AutoregressiveLossConfig(Config):
@@ -103,7 +104,7 @@ def digest(stats: Mapping[str, Tensor]) -> dict[str, float]:
     nats, samples, groups = (float(stats[name][0]) for name in ("nats", "samples", "groups"))
     numbers = {"bits_per_group": nats / max(groups, 1) / math.log(2), "bits_per_sample": nats / max(samples, 1) / math.log(2)}
     for place, (some, count) in enumerate(zip(stats["early_nats"].tolist(), stats["early_groups"].tolist(), strict=True)):
-        if count:
+        if count and place + 1 in TOLD:
             numbers[f"bits_of_group_{place + 1}"] = some / count / math.log(2)
     return numbers
 

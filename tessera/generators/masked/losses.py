@@ -27,7 +27,7 @@ class MaskedLossConfig(Config):
     """How the masked generator is trained."""
 
     label_smoothing: float = Field(0.0, ge=0, lt=1)
-    """Share of the target spread over the vocabulary. The papers take 0.1; where pictures are sharp it costs accuracy."""
+    """Share of the target spread over the vocabulary. Off by default; the papers take 0.1."""
     text_dropout_prob: float = Field(0.1, ge=0, le=1)
     """How often a caption is taken away, so that guidance has an unconditional branch to lean on."""
     low_noise: float = Field(0.1, ge=0, le=1)
