@@ -7,7 +7,16 @@ from tessera.config.base import Config
 from tessera.config.document import document
 from tessera.config.errors import UserError, nearest
 from tessera.config.loading import Layer, build, difference, dump_yaml, layer_of, parse_sets, read_yaml
-from tessera.config.sections import DataConfig, EngineConfig, EvaluateConfig, ImageDataConfig, MeshDataConfig, OptimConfig
+from tessera.config.sections import (
+    DataConfig,
+    EngineConfig,
+    EvaluateConfig,
+    ImageDataConfig,
+    JudgingConfig,
+    MeshDataConfig,
+    MeshEvaluateConfig,
+    OptimConfig,
+)  # fmt: skip
 
 __all__ = [
     "Config",
@@ -15,8 +24,10 @@ __all__ = [
     "EngineConfig",
     "EvaluateConfig",
     "ImageDataConfig",
+    "JudgingConfig",
     "Layer",
     "MeshDataConfig",
+    "MeshEvaluateConfig",
     "OptimConfig",
     "UserError",
     "build",

@@ -163,15 +163,20 @@ class EngineConfig(Config):
         return self
 
 
-class EvaluateConfig(Config):
-    """How a trained model is judged."""
+class JudgingConfig(Config):
+    """How a trained model is judged, whatever it draws."""
 
     n: int = Field(256, ge=1)
-    """Held-out pictures and captions that are asked for; fewer where fewer are held out."""
+    """Held-out samples and captions that are asked for; fewer where fewer are held out."""
     seed: int = Field(0, ge=0, lt=2**32)
-    """Which pictures, which noise, and the weights of the nets that judge."""
+    """Which samples, and everything random in the judging: noise, points on a surface, weights of nets that judge."""
     train_samples: int = Field(10_000, ge=1)
-    """Most training pictures that are read: to fit the judging nets, and to look for copies."""
+    """Most training samples that are read: to look for copies, and to fit the nets that judge pictures."""
+
+
+class EvaluateConfig(JudgingConfig):
+    """How a trained model of pictures is judged."""
+
     fit_steps: int = Field(300, ge=1)
     """Updates of each judging net; half a minute on one CPU core."""
     resamples: int = Field(100, ge=0)
@@ -181,3 +186,11 @@ class EvaluateConfig(Config):
     run, so name only one you trust. null fits a small extractor of our own."""
     extractor: str | None = None
     """An extractor.safetensors of another evaluation: distances of two runs compare only on the same one. null fits one."""
+
+
+class MeshEvaluateConfig(JudgingConfig):
+    """How a trained model of meshes is judged."""
+
+    points: int | None = Field(None, ge=16, le=16_384)
+    """Points on the surface of each shape, by which shapes are compared: distances compare only at one number. null: 2,048, as
+    others take; without a GPU fewer where n is above 16, 32,768 / n, but never below 256: their cost is that of n squared."""

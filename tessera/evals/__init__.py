@@ -1,12 +1,17 @@
 """Evaluation: how good a trained model is, every number beside the reference rows that give it a meaning.
 
-Enters: pictures as uint8 arrays b h w c, captions, and a model as a few callables (`Subject`). Leaves: a report of plain JSON,
-lines for people and a sheet of pictures. Metrics see feature matrices n d only, extractors turn media into features: clips and
-meshes need an extractor, not another metric.
+Enters: pictures as uint8 arrays b h w c, or meshes, captions, and a model as a few callables (`Subject`, `MeshSubject`). Leaves:
+a report of plain JSON, lines for people and a sheet of pictures. Metrics of pictures see feature matrices n d only, those of sets
+of meshes matrices of distances.
 """
 
 from tessera.evals.evaluate import Evaluation, Subject, evaluate, write_evaluation
 from tessera.evals.lines import lines
 from tessera.evals.material import Material, Side, load_material
+from tessera.evals.mesh_evaluate import MeshSubject, evaluate_meshes
+from tessera.evals.mesh_material import MeshMaterial, MeshSide, load_meshes
 
-__all__ = ["Evaluation", "Material", "Side", "Subject", "evaluate", "lines", "load_material", "write_evaluation"]
+__all__ = [
+    "Evaluation", "Material", "MeshMaterial", "MeshSide", "MeshSubject", "Side", "Subject", "evaluate", "evaluate_meshes",
+    "lines", "load_material", "load_meshes", "write_evaluation",
+]  # fmt: skip

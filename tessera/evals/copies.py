@@ -87,10 +87,10 @@ def find_copies(samples: npt.NDArray[np.float32], held_out: npt.NDArray[np.float
     return Copies(indices, distances, real, float(np.percentile(real, PERCENTILE)))
 
 
-def few_note(num_held_out: int) -> str | None:
-    """What a reader must know where the percentile rests on few pictures."""
+def few_note(num_held_out: int, things: str = "pictures") -> str | None:
+    """What a reader must know where the percentile rests on few."""
     if num_held_out >= 100:
         return None
     return (
-        f"{num_held_out} held-out pictures: the threshold is about the nearest of them, and moves with it; 100 or more are needed"
+        f"{num_held_out} held-out {things}: the threshold is about the nearest of them, and moves with it; 100 or more are needed"
     )

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ CHUNK = 64  # captions per call of `sample`; fixed, so that what is sampled does
 SHEET_COLUMNS = 8
 Report = dict[str, Any]
 Say = Callable[[str], None]  # one line of progress
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,11 +121,16 @@ def make_rows(subject: Subject, asked: Side, seed: int, world: World, say: Say) 
 
 
 def dealt(num: int, world: World, work: Callable[[slice, int], Pictures]) -> Pictures:
+    """What `dealt_parts` makes, as one array."""
+    return np.concatenate(dealt_parts(num, world, work))
+
+
+def dealt_parts(num: int, world: World, work: Callable[[slice, int], T]) -> list[T]:
     """Chunk i is made by rank i % size, whatever the number of ranks, and all ranks get all chunks in order."""
     parts = [slice(start, min(start + CHUNK, num)) for start in range(0, num, CHUNK)]
     own = {index: work(part, index) for index, part in enumerate(parts) if index % world.size == world.rank}
     found = {index: made for gathered in world.gather(own) for index, made in gathered.items()}
-    return np.concatenate([found[index] for index in range(len(parts))])
+    return [found[index] for index in range(len(parts))]
 
 
 def rows_by_name(rows: Rows) -> dict[str, Pictures]:

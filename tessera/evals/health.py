@@ -1,13 +1,15 @@
-"""Which stage limits quality: the same measure of real pictures, of their reconstructions and of samples, in one sentence."""
+"""Which stage limits quality: the same measure of real samples, of their reconstructions and of samples, in one sentence."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
 
 Limit = Literal["tokenizer", "generator", "neither", "unknown"]
 
 MIN_POINTS = 0.03  # a smaller loss of joint accuracy is nobody's fault
+MIN_APART = 0.1  # a smaller rise of 1-NNA is nobody's fault
 MIN_SHARE = 0.5  # a smaller rise of a distance, over the floor, is nobody's fault
 ADVICE = {"tokenizer": "train the tokenizer first", "generator": "train the generator first"}
 
@@ -34,24 +36,27 @@ def limiting(tokenizer_loss: float, generator_loss: float, least: float) -> Limi
     return "tokenizer" if tokenizer_loss >= generator_loss else "generator"
 
 
-def judge_accuracy(real: float, reconstruction: float | None, samples: float | None) -> Health:
+def judge_accuracy(
+    real: float, reconstruction: float | None, samples: float | None, *, things: str = "pictures",
+    advice: Mapping[str, str] = ADVICE,
+) -> Health:  # fmt: skip
     """From joint oracle accuracies, higher being better."""
     if reconstruction is None and samples is None:
         return Health("oracle", "unknown", None, None, "neither reconstructions nor samples were measured")
     if reconstruction is None:
         lost = real - (samples or 0.0)
-        sentence = f"samples score {percent(samples)} where real pictures score {percent(real)}: {points(lost)} points are lost"
+        sentence = f"samples score {percent(samples)} where real {things} score {percent(real)}: {points(lost)} points are lost"
         return Health("oracle", "unknown", None, None, sentence + "; no reconstructions, so no stage can be named")
     first = real - reconstruction
     if samples is None:
         limit = limiting(first, 0.0, MIN_POINTS)
-        sentence = f"tokenizer reconstructions score {percent(reconstruction)} of real pictures' {percent(real)}"
+        sentence = f"tokenizer reconstructions score {percent(reconstruction)} of real {things}' {percent(real)}"
         return Health("oracle", limit, first, None, f"{sentence}: the tokenizer loses {points(first)} points")
     second = reconstruction - samples
     limit = limiting(first, second, MIN_POINTS)
     told = f"tokenizer reconstructions score {percent(reconstruction)}, samples {percent(samples)}"
     losses = f"the tokenizer loses {points(first)} points, the generator {points(second)} more"
-    return Health("oracle", limit, first, second, f"{told}: {losses}: {ADVICE.get(limit, 'neither limits quality')}")
+    return Health("oracle", limit, first, second, f"{told}: {losses}: {advice.get(limit, 'neither limits quality')}")
 
 
 def judge_distance(name: str, floor: float, reconstruction: float | None, samples: float | None) -> Health:
@@ -70,6 +75,29 @@ def judge_distance(name: str, floor: float, reconstruction: float | None, sample
     told = f"{name} is {floor:.4g} for real pictures, {reconstruction:.4g} for reconstructions, {samples:.4g} for samples"
     losses = f"the tokenizer adds {first:.4g}, the generator {second:.4g}"
     return Health(name, limit, first, second, f"{told}: {losses}: {ADVICE.get(limit, 'neither limits quality')}")
+
+
+def judge_apart(
+    real: float, reconstruction: float | None, samples: float | None, *, advice: Mapping[str, str] = ADVICE
+) -> Health:
+    """From 1-NNA against the same real shapes: how well a row is told apart from them, where other real shapes are `real`."""
+    if reconstruction is None and samples is None:
+        return Health("1-NNA", "unknown", None, None, "neither reconstructions nor samples were measured")
+    if reconstruction is None:
+        sentence = f"1-NNA of samples is {percent(samples)}, of real shapes {percent(real)}"
+        return Health("1-NNA", "unknown", None, None, sentence + "; no reconstructions, so no stage can be named")
+    first = reconstruction - real
+    if samples is None:
+        sentence = f"1-NNA of reconstructions is {percent(reconstruction)}, of real shapes {percent(real)}"
+        limit = limiting(first, 0.0, MIN_APART)
+        return Health("1-NNA", limit, first, None, f"{sentence}: the tokenizer adds {points(first)} points")
+    second = samples - reconstruction
+    limit = limiting(first, second, MIN_APART)
+    told = (
+        f"1-NNA is {percent(real)} for real shapes, {percent(reconstruction)} for reconstructions, {percent(samples)} for samples"
+    )
+    losses = f"the tokenizer adds {points(first)} points, the generator {points(second)}"
+    return Health("1-NNA", limit, first, second, f"{told}: {losses}: {advice.get(limit, 'neither limits quality')}")
 
 
 def percent(share: float | None) -> str:

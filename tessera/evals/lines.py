@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
-ORDER = ("chance", "nearest", "floor", "real", "reconstruction", "samples")  # from the worst reference to what is judged
+ORDER = (
+    "chance",
+    "nearest",
+    "train",
+    "floor",
+    "real",
+    "quantised",
+    "reconstruction",
+    "samples",
+)  # from the worst reference to what is judged
 
 
 def lines(report: Mapping[str, Any]) -> list[str]:
     """All lines, in reading order."""
     return [
         f"n={report['n']}, seed {report['seed']}, held out: {report['held_out']}",
-        *_oracle(report["oracle"]),
-        *_distance("fd", report["fd"]),
-        *_distance("kd", report["kd"]),
-        *_copies(report["copies"]),
-        *_retrieval(report["retrieval"]),
-        *_loss(report["loss"]),
+        *(line for name, tell in _sections().items() if name in report for line in tell(report[name])),
         f"health: {report['health']['sentence']}",
         *(f"note: {note}" for note in report["notes"]),
     ]
+
+
+def _sections() -> dict[str, Callable[[Mapping[str, Any]], list[str]]]:
+    """Those of pictures and of meshes, in reading order."""
+    return {
+        "oracle": _oracle,
+        "fd": partial(_distance, "fd"),
+        "kd": partial(_distance, "kd"),
+        "reconstruction": _reconstruction,
+        "sets": _sets,
+        "shapes": _shapes,
+        "copies": _copies,
+        "retrieval": _retrieval,
+        "loss": _loss,
+    }
 
 
 def _skipped(name: str, section: Mapping[str, Any]) -> list[str]:
@@ -34,7 +54,7 @@ def _sorted(rows: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _oracle(section: Mapping[str, Any]) -> list[str]:
     if "skipped" in section:
         return _skipped("oracle", section)
-    told = ["oracle: share of pictures that show what was asked for"]
+    told = ["oracle: share that shows what was asked for"]
     for name, row in _sorted(section["rows"]):
         low, high = row["interval"]
         parts = [f"{key} {100 * row[key]:.1f}" for key in row if key not in ("joint", "n", "interval")]
@@ -57,11 +77,17 @@ def _distance(key: str, section: Mapping[str, Any]) -> list[str]:
 def _copies(section: Mapping[str, Any]) -> list[str]:
     if "skipped" in section:
         return _skipped("copies", section)
-    told = [f"copies: nearest of {section['searched']:,} training pictures"]
-    for space in ("pixels", "features"):
-        row = section[space]
+    things = "training shapes" if "equal" in section else "training pictures"
+    told = [f"copies: nearest of {section['searched']:,} {things}"]
+    for space in ("pixels", "features", "chamfer"):
+        if (row := section.get(space)) is None:
+            continue
         shares = f"{100 * row['share']:.1f} % copies (held out: {100 * row['held_out_share']:.1f} %)"
         told.append(f"  {space:<15} median {row['median']:.4g} (held out: {row['held_out_median']:.4g}), {shares}")
+    if equal := section.get("equal"):
+        told.append(
+            f"  {'face for face':<15} {100 * equal['share']:.1f} % equal one (held out: {100 * equal['held_out_share']:.1f} %)"
+        )
     return told + ([f"  note: {section['note']}"] if "note" in section else [])
 
 
@@ -78,3 +104,42 @@ def _loss(section: Mapping[str, Any]) -> list[str]:
     if "skipped" in section:
         return _skipped("loss", section)
     return ["loss: " + ", ".join(f"{name} {value:.5g}" for name, value in section.items())]
+
+
+def _reconstruction(section: Mapping[str, Any]) -> list[str]:
+    if "skipped" in section:
+        return _skipped("reconstruction", section)
+    told = ["reconstruction: what is left of real shapes; quantised: by bins alone"]
+    for name, row in _sorted(section["rows"]):
+        exact, faces = (f"{100 * row[key]:.1f} %" for key in ("exact", "triangle_accuracy"))
+        close = (
+            "no surface" if row["chamfer"] is None else f"chamfer {row['chamfer']:.4g}  normals {row['normal_consistency']:.4f}"
+        )
+        told.append(f"  {name:<15} exact {exact}  triangles {faces}  {close}")
+    return told
+
+
+def _sets(section: Mapping[str, Any]) -> list[str]:
+    if "skipped" in section:
+        return _skipped("sets", section)
+    told = [f"sets: against {section['n']} held-out shapes, by {section['points']:,} points; 1-NNA is best at that of real"]
+    for name, row in _sorted(section["rows"]):
+        shares = f"1-NNA {100 * row['nna']:5.1f} %  COV {100 * row['coverage']:5.1f} %  MMD {row['mmd']:.4g}"
+        told.append(f"  {name:<15} {shares}" + (f"  without a surface {row['num_empty']}" if row["num_empty"] else ""))
+    return told + [f"  note: {note}" for note in section["notes"]]
+
+
+def _shapes(section: Mapping[str, Any]) -> list[str]:
+    if "skipped" in section:
+        return _skipped("shapes", section)
+    told = ["shapes: share that is watertight and clean; means of their shares of edges and faces"]
+    for name, row in _sorted(section["rows"]):
+        parts = [f"{key} {100 * row[key]:.1f} %" for key in ("watertight", "clean")]
+        parts += [f"{label} {100 * row[key]:.2f} %" for label, key in _FLAWS.items()]
+        told.append(f"  {name:<15} {row['faces']:.0f} faces  " + "  ".join(parts))
+    return told
+
+
+_FLAWS = {
+    "manifold": "manifold_edges", "degenerate": "degenerate_faces", "duplicate": "duplicate_faces", "flipped": "flipped_faces",
+}  # fmt: skip

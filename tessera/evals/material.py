@@ -17,7 +17,7 @@ import numpy.typing as npt
 from tessera.config import ImageDataConfig, UserError
 from tessera.data.loader import prepare
 from tessera.data.opening import open_source
-from tessera.data.sources import Source, StoredImages, split_indices
+from tessera.data.sources import Source, Stored, split_indices
 from tessera.evals.nets import Pictures
 from tessera.randomness import mix, permute
 
@@ -84,7 +84,7 @@ def load_material(
 
 def synth_home(source: Source) -> tuple[Path, str] | None:
     """The folder with synth.json and heldout/ that a source lies in, and the kind of data; None for all other data."""
-    if not isinstance(source, StoredImages):
+    if not isinstance(source, Stored):
         return None
     for folder in (source.root, source.root.parent):
         if (folder / "synth.json").is_file() and (folder / "heldout").is_dir():

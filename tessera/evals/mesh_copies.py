@@ -21,7 +21,7 @@ from tessera.evals.mesh_points import Clouds, Doubles, pairwise_chamfer
 Ints: TypeAlias = npt.NDArray[np.int64]
 Corners: TypeAlias = npt.NDArray[np.int64]  # f 3 3: canonical, so that equal arrays are equal shapes
 
-COARSE_POINTS = 256  # the first search compares so many points of each shape: 64 times as fast as 2,048
+COARSE_POINTS = 256  # the first search compares at most so many points of each shape: 64 times as fast as 2,048
 SHORTLIST = 16  # of it, so many of the nearest are compared by all points
 
 
@@ -43,7 +43,7 @@ class Equals:
 
 
 def nearest_shapes(
-    queries: Clouds, bank: Clouds, *, shortlist: int = SHORTLIST, device: torch.device | str = "cpu"
+    queries: Clouds, bank: Clouds, *, shortlist: int = SHORTLIST, coarse: int = COARSE_POINTS, device: torch.device | str = "cpu"
 ) -> tuple[Ints, Doubles]:
     """For each query the index of the nearest shape of the bank (the first of equals) and its Chamfer distance.
 
@@ -54,7 +54,7 @@ def nearest_shapes(
     if shortlist >= len(bank):
         gaps = pairwise_chamfer(queries, bank, device=device)
         return gaps.argmin(1), gaps.min(1)
-    rough = pairwise_chamfer(queries[:, :COARSE_POINTS], bank[:, :COARSE_POINTS], device=device)
+    rough = pairwise_chamfer(queries[:, :coarse], bank[:, :coarse], device=device)
     places = np.sort(np.argsort(rough, axis=1, kind="stable")[:, :shortlist], axis=1)  # in the bank's order: the first of equals
     index, distances = np.zeros(len(queries), np.int64), np.zeros(len(queries))
     for row, chosen in enumerate(places):
@@ -64,16 +64,17 @@ def nearest_shapes(
 
 
 def find_shape_copies(
-    samples: Clouds, held_out: Clouds, train: Clouds, *, shortlist: int = SHORTLIST, device: torch.device | str = "cpu"
-) -> Copies:
+    samples: Clouds, held_out: Clouds, train: Clouds, *, shortlist: int = SHORTLIST, coarse: int = COARSE_POINTS,
+    device: torch.device | str = "cpu",
+) -> Copies:  # fmt: skip
     """Clouds, s n 3 each. As near as the first percentile of the held-out distances, or nearer, is a copy."""
     if not len(samples) or not len(held_out):
         raise ValueError(
             f"{len(samples)} samples and {len(held_out)} held-out shapes; both are needed: the threshold of a copy is a "
             "percentile of held-out distances"
         )
-    indices, distances = nearest_shapes(samples, train, shortlist=shortlist, device=device)
-    _, real = nearest_shapes(held_out, train, shortlist=shortlist, device=device)
+    indices, distances = nearest_shapes(samples, train, shortlist=shortlist, coarse=coarse, device=device)
+    _, real = nearest_shapes(held_out, train, shortlist=shortlist, coarse=coarse, device=device)
     return Copies(indices, distances, real, float(np.percentile(real, PERCENTILE)))
 
 

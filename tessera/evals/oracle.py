@@ -1,7 +1,7 @@
-"""Oracle scores of data that `tessera data synth shapes` made: a program reads each picture and compares it with the words.
+"""Oracle scores of data that `tessera data synth` made: a program reads each picture, or mesh, and compares it with the words.
 
-Never without its reference rows. `chance`: random training pictures. `nearest`: the training picture whose caption is nearest:
-that is how far copying gets. `real`: the true pictures: what the oracle itself misses. `reconstruction`: those through the
+Never without its reference rows. `chance`: random training samples. `nearest`: the training sample whose caption is nearest:
+that is how far copying gets. `real`: the true samples: what the oracle itself misses. `reconstruction`: those through the
 tokenizer, the ceiling of every generator on its tokens.
 """
 
@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-import numpy as np
-
-from tessera.data.synth.shapes import parse_caption
-from tessera.data.synth.shapes_oracle import score
+from tessera.data.synth import furniture, shapes, shapes_oracle
 from tessera.evals.nets import Pictures
 from tessera.evals.words import nearest_captions
 from tessera.randomness import Draws
+
+Score: TypeAlias = Callable[[Any, str], Mapping[str, bool]]  # a picture or a mesh, a caption -> right or wrong, `joint` among it
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Tally:
 
     @property
     def num(self) -> int:
-        """Pictures judged."""
+        """Samples judged."""
         return self.asked.get("joint", 0)
 
     def as_dict(self) -> dict[str, object]:
@@ -39,11 +39,11 @@ class Tally:
         return {**shares, "n": self.num, "interval": list(wilson(self.right.get("joint", 0), self.num))}
 
 
-def tally(pictures: Pictures, captions: Sequence[str]) -> Tally:
-    """Judges picture i by caption i."""
+def tally(samples: Iterable[Any], captions: Sequence[str], score: Score = shapes_oracle.score) -> Tally:
+    """Judges sample i by caption i."""
     right, asked = Counter[str](), Counter[str]()
-    for picture, caption in zip(pictures, captions, strict=True):
-        for name, verdict in score(picture, caption).items():
+    for sample, caption in zip(samples, captions, strict=True):
+        for name, verdict in score(sample, caption).items():
             asked[name] += 1
             right[name] += verdict
     return Tally(dict(right), dict(asked))
@@ -60,21 +60,32 @@ def wilson(right: int, num: int, z: float = 1.959963985) -> tuple[float, float]:
 
 
 def readable(pictures: Pictures, captions: Sequence[str | None]) -> str | None:
-    """Why the oracle cannot judge these; None if it can."""
+    """Why the oracle of shapes cannot judge these; None if it can."""
     if pictures.shape[3] != 3 or pictures.shape[1] != pictures.shape[2]:
         return f"the oracle reads square RGB pictures; these are {' x '.join(map(str, pictures.shape[1:]))}"
-    unknown = next((caption for caption in captions if caption is None or parse_caption(caption) is None), "")
-    return None if unknown == "" else f"{unknown!r} is no caption of shapes"
+    return _unknown(captions, shapes.parse_caption, "shapes")
+
+
+def readable_furniture(captions: Sequence[str | None]) -> str | None:
+    """Why the oracle of furniture cannot judge by these; None if it can."""
+    return _unknown(captions, furniture.parse_caption, "furniture")
+
+
+def _unknown(captions: Sequence[str | None], parse: Callable[[str], object], kind: str) -> str | None:
+    odd = [caption for caption in captions if caption is None or parse(caption) is None]
+    return f"{odd[0]!r} is no caption of {kind}" if odd else None
 
 
 def reference_rows(
-    asked: Sequence[str], real: Pictures, train: Pictures, train_captions: Sequence[str | None], seed: int
-) -> dict[str, Tally]:
+    asked: Sequence[str], real: Sequence[Any] | Pictures, train: Sequence[Any] | Pictures,
+    train_captions: Sequence[str | None], seed: int, score: Score = shapes_oracle.score,
+) -> dict[str, Tally]:  # fmt: skip
     """The rows that need no model: chance, nearest and real."""
     draws = Draws(seed, 7)
-    drawn = np.array([draws.below(len(train)) for _ in asked])
+    drawn = [draws.below(len(train)) for _ in asked]
+    nearest = nearest_captions(asked, train_captions).tolist()
     return {
-        "chance": tally(train[drawn], asked),
-        "nearest": tally(train[nearest_captions(asked, train_captions)], asked),
-        "real": tally(real, asked),
+        "chance": tally([train[index] for index in drawn], asked, score),
+        "nearest": tally([train[index] for index in nearest], asked, score),
+        "real": tally(real, asked, score),
     }

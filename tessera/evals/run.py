@@ -15,6 +15,7 @@ from tessera.engine.dist import World, join, leave
 from tessera.evals.evaluate import Evaluation, Say, Subject, evaluate, write_evaluation
 from tessera.evals.features import Extractor, inception_extractor
 from tessera.evals.material import Material, load_material
+from tessera.evals.mesh_run import judge_meshes
 from tessera.evals.nets import Pictures
 from tessera.files import digest, free_folder
 from tessera.sampling.request import make_request
@@ -34,18 +35,24 @@ def evaluate_run(
     if unknown := set(changes) - {"evaluate", "sample", "data"}:
         raise UserError(f"--set {min(unknown)}: here only values of evaluate, sample and data can be set")
     root = build(type(session.config), [layer_of(session.config, "the run"), Layer.of(changes, "--set")])
-    config: EvaluateConfig = root.evaluate if n is None else root.evaluate.model_copy(update={"n": n})
-    say(f"reading up to {config.train_samples:,} training and {2 * config.n:,} held-out pictures")
-    material = material_of(session, root.data, config, data)
-    subject = subject_of(session, root.sample, material)
+    config = root.evaluate if n is None else root.evaluate.model_copy(update={"n": n})
     world = ranks or World(0, 1, session.device)
-    judge = given_extractor(config, session.device)
-    evaluation = evaluate(subject, material, config, world=world, extractor=judge, say=say)
+    things, judge = ("meshes", judge_meshes) if session.recipe.medium == "mesh" else ("pictures", judge_pictures)
+    say(f"reading up to {config.train_samples:,} training and {2 * config.n:,} held-out {things}")
+    evaluation = judge(session, root.model_copy(update={"evaluate": config}), data, world, say)
     folder = free_folder(place_for_results(Path(run)), "evaluation-")
     if world.main:
         write_evaluation(evaluation, folder)
     leave()
     return evaluation, folder
+
+
+def judge_pictures(session: Session, root: Any, data: Any, world: World, say: Say) -> Evaluation:
+    """By pictures at the size that the model draws; `root` is the run's config with what the user set."""
+    material = material_of(session, root.data, root.evaluate, data)
+    subject = subject_of(session, root.sample, material)
+    judge = given_extractor(root.evaluate, session.device)
+    return evaluate(subject, material, root.evaluate, world=world, extractor=judge, say=say)
 
 
 def material_of(session: Session, data: Any, config: EvaluateConfig, source: Any) -> Material:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tessera.config import Config, EngineConfig, EvaluateConfig, MeshDataConfig, OptimConfig
+from tessera.config import Config, EngineConfig, MeshDataConfig, MeshEvaluateConfig, OptimConfig
 from tessera.generators.autoregressive.model import AutoregressiveConfig
 from tessera.generators.autoregressive.sample import AutoregressiveSampleConfig
 from tessera.generators.autoregressive.stage import AutoregressiveStageConfig
@@ -62,7 +62,7 @@ class MeshGPTConfig(Config):
     """How training runs."""
     sample: MeshSampleConfig = MeshSampleConfig()
     """How meshes are drawn."""
-    evaluate: EvaluateConfig = EvaluateConfig()
+    evaluate: MeshEvaluateConfig = MeshEvaluateConfig()
     """How the trained model is judged."""
 
 

@@ -97,15 +97,20 @@ class Sculptor:
             sums = {name: sums.get(name, 0) + value.double().cpu() for name, value in loss.stats.items()}
         return {"loss": float(total[0] / total[1])} | digest(sums)
 
-    @torch.no_grad()
     def through_tokens(self, meshes: Sequence[Mesh]) -> list[Mesh]:
         """What the tokenizer keeps of meshes."""
-        bins, made = self.config.data.bins, []
-        for mesh in meshes:
-            corners, faces = padded([quantise(standardise(mesh)[0], bins)])
-            ids = self.tokens.encode(self.nets, corners.to(self.device), faces.to(self.device))
-            made += meshes_of(self.tokens, self.nets, ids, faces.to(self.device), bins)
-        return made
+        return through_tokens(self.config, self.nets, meshes, self.device)
+
+
+@torch.no_grad()
+def through_tokens(config: MeshGPTConfig, nets: Nets, meshes: Sequence[Mesh], device: torch.device) -> list[Mesh]:
+    """The same without a generator: the nets are those of the tokenizer's stage."""
+    bins, tokens, made = config.data.bins, tokens_of(config), []
+    for mesh in meshes:
+        corners, faces = padded([quantise(standardise(mesh)[0], bins)])
+        ids = tokens.encode(nets, corners.to(device), faces.to(device))
+        made += meshes_of(tokens, nets, ids, faces.to(device), bins)
+    return made
 
 
 def padded(parts: Sequence[npt.NDArray[np.int64]]) -> tuple[Tensor, Tensor]:

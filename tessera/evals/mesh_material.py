@@ -1,0 +1,92 @@
+"""What a model of meshes is judged by: standard meshes and captions of the training split and of the side that was held out.
+
+The sides are those of pictures (`material`). A mesh that training would reject is left out, and counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.config import MeshDataConfig, UserError
+from tessera.data.mesh_sources import standard
+from tessera.data.opening import open_source
+from tessera.data.sources import Source, split_indices
+from tessera.evals.material import synth_home
+from tessera.media.meshes import Mesh, UnreadableMesh
+from tessera.randomness import mix, permute
+
+
+@dataclass(frozen=True, slots=True)
+class MeshSide:
+    """Meshes with their captions, in an order that the seed decided; cleaned, centred and scaled as training sees them."""
+
+    meshes: tuple[Mesh, ...]
+    captions: tuple[str | None, ...]
+    num_refused: int = 0  # meshes that were to be among them, and that training would reject
+
+    def __post_init__(self) -> None:
+        if len(self.meshes) != len(self.captions):
+            raise ValueError(f"got {len(self.meshes)} meshes and {len(self.captions)} captions; expected one each")
+
+    def __len__(self) -> int:
+        return len(self.captions)
+
+    def __getitem__(self, part: slice) -> MeshSide:
+        return MeshSide(self.meshes[part], self.captions[part], self.num_refused)
+
+
+@dataclass(frozen=True, slots=True)
+class MeshMaterial:
+    """Both sides, and who can judge them."""
+
+    train: MeshSide  # perhaps not all of the training split
+    held_out: MeshSide
+    num_train: int  # all of it
+    origin: str  # where the held-out side comes from, in words
+    bins: int  # in which faces are compared
+    oracle: str | None = None  # "furniture"
+
+
+def load_meshes(
+    config: MeshDataConfig, *, most_train: int, most_held_out: int, seed: int, source: Source | None = None
+) -> MeshMaterial:
+    """Reads up to so many meshes of each side. `source` is the user's own dataset, if any."""
+    if source is None:
+        if config.path is None:
+            raise UserError(
+                "no data: an export does not know where they lie, nor does a run on a Python dataset; --set data.path=PATH"
+            )
+        source = open_source(config.path, config)
+    train, validation = split_indices(source, config.validation_fraction)
+    home = synth_home(source)
+    if home is None and not len(validation):
+        raise UserError(
+            "the validation split is empty: there is nothing to judge by; raise data.validation_fraction, or bring more files"
+        )
+    learned = read_meshes(source, config, train, most_train, mix(seed, 1))
+    if home is None:
+        held_out = read_meshes(source, config, validation, most_held_out, mix(seed, 2))
+        return MeshMaterial(learned, held_out, len(train), "the validation split", config.bins)
+    folder, kind = home
+    other = open_source(folder / "heldout", config)
+    held_out = read_meshes(other, config, np.arange(len(other)), most_held_out, mix(seed, 2))
+    return MeshMaterial(learned, held_out, len(train), "heldout/, combinations that training never showed", config.bins, kind)
+
+
+def read_meshes(source: Source, config: MeshDataConfig, indices: npt.NDArray[np.int64], most: int, key: int) -> MeshSide:
+    """Up to `most` of the samples, drawn by the key."""
+    meshes: list[Mesh] = []
+    captions: list[str | None] = []
+    num_refused = 0
+    for index in indices[permute(np.arange(min(most, len(indices))), len(indices), key)].tolist():
+        try:
+            mesh, _ = standard(source.read(index), config)
+        except (UnreadableMesh, ValueError, OSError):  # ValueError: `standard` says why training would reject it
+            num_refused += 1
+            continue
+        meshes.append(mesh)
+        captions.append(source.caption(index))
+    return MeshSide(tuple(meshes), tuple(captions), num_refused)

@@ -1,0 +1,52 @@
+"""A run or an export of a recipe of meshes under evaluation: its session as a `MeshSubject`, its data as the material."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tessera.data.mesh_sources import as_mesh_source
+from tessera.engine.dist import World
+from tessera.evals.evaluate import Evaluation, Say
+from tessera.evals.health import ADVICE
+from tessera.evals.mesh_evaluate import MeshSubject, evaluate_meshes
+from tessera.evals.mesh_material import MeshMaterial, load_meshes
+from tessera.media.meshes import Mesh
+from tessera.recipes.meshgpt.drawing import through_tokens
+from tessera.sampling.request import make_request
+from tessera.sampling.session import Session
+
+
+def judge_meshes(session: Session, root: Any, data: Any, world: World, say: Say) -> Evaluation:
+    """By meshes as training sees them; `root` is the run's config with what the user set."""
+    config, source = root.evaluate, None if data is None else as_mesh_source(data)
+    material = load_meshes(
+        root.data, most_train=config.train_samples, most_held_out=2 * config.n, seed=config.seed, source=source
+    )
+    return evaluate_meshes(subject_of(session, root.sample, material), material, config, world=world, say=say)
+
+
+def subject_of(session: Session, options: Any, material: MeshMaterial) -> MeshSubject:
+    """What of a session can be judged: a tokenizer alone, or all of it."""
+    about = {"model": session.path.name, "stages": dict(session.steps), "sample": options.model_dump(mode="json")}
+    advice = ADVICE["tokenizer"] if "tokenizer" in session.nets else "raise data.bins"  # exact coordinates are not trained
+
+    def reconstruct(meshes: Sequence[Mesh]) -> Sequence[Mesh]:
+        return through_tokens(session.config, session.nets.get("tokenizer", {}), meshes, session.device)
+
+    if not session.draws:
+        return MeshSubject(reconstruct=reconstruct, about=about, tokenizer_advice=advice)
+
+    def sample(captions: Sequence[str], seed: int) -> Sequence[Mesh]:
+        request = make_request(options, captions, seed=seed)
+        return session.draw_rows([(caption, seed + index) for index, caption in enumerate(captions)], request)
+
+    def held_out_loss() -> Mapping[str, float]:
+        return in_faces(session.draw.loss(material.held_out.meshes, material.held_out.captions))
+
+    return MeshSubject(sample=sample, reconstruct=reconstruct, held_out_loss=held_out_loss, about=about, tokenizer_advice=advice)
+
+
+def in_faces(numbers: Mapping[str, float]) -> dict[str, float]:
+    """A generator of sequences counts groups and samples; here these are faces and meshes."""
+    return {name.replace("group", "face").replace("sample", "mesh"): value for name, value in numbers.items()}
