@@ -115,8 +115,8 @@ SMALL = {
             "base.loss={text_dropout_prob: 0, length_dropout_prob: 0}",
             "base.optim={lr: 1e-2, warmup_steps: 2, schedule: constant, weight_decay: 0}",
             "data.scale=1",
-            "tokenizer.model={coordinate_width: 16, encoder_width: 128, encoder_layers: 2, decoder_width: 128, decoder_blocks: 2, "
-            "heads: 2}",
+            "tokenizer.model={coordinate_width: 16, encoder_width: 128, encoder_layers: 2, decoder_width: 128, "
+            "decoder_blocks: 2, heads: 2}",
             "tokenizer.optim={lr: 3e-3, warmup_steps: 2, schedule: constant}",
         ),
     ),
