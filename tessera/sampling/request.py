@@ -14,8 +14,8 @@ from tessera.config import Config, Layer, UserError, build, layer_of, nearest, r
 MOST_SAMPLES = 100_000
 LARGEST_SEED = 2**62 - 1
 KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {  # of a request's file
-    "prompt": ((str,), "text, in quotes if need be"),
-    "prompts": ((list,), "a list of texts: [a, b]"),
+    "prompt": ((str, list), "text, in quotes if need be"),
+    "prompts": ((list, str), "a list of texts: [a, b]"),
     "n": ((int,), "a whole number"),
     "seed": ((int,), "a whole number"),
     "negative": ((str,), "text, in quotes if need be"),
@@ -60,7 +60,9 @@ def make_request(
     if wrong := [prompt for prompt in prompts if not isinstance(prompt, str)]:
         raise UserError(f"a prompt is {wrong[0]!r}; expected text")
     if image is None and (mask is not None or outpaint):
-        raise UserError(f"{'outpaint' if outpaint else 'mask'} is given without an image; give that, too")
+        raise UserError(
+            f"{'outpaint' if outpaint else 'mask'} is given without an image; give one, too: --image FILE, or image in a request"
+        )
     if mask is not None and outpaint:
         raise UserError("mask and outpaint both say where something new is drawn; give one of them")
     decided = decide(options, changes)
@@ -105,10 +107,12 @@ def read_request(path: Path) -> dict[str, Any]:
             raise UserError(f"{layer.origins[key]}: {key} is {values[key]!r}; expected {expected}")
     if "prompt" in values and "prompts" in values:
         raise UserError(f"{path} has both prompt and prompts; keep one of them")
-    prompts = [values["prompt"]] if "prompt" in values else values.get("prompts", [])
+    name = "prompt" if "prompt" in values else "prompts"
+    asked = values.get(name, [])
+    prompts = [asked] if isinstance(asked, str) else asked
     for index, prompt in enumerate(prompts):
         if not isinstance(prompt, str):
-            raise UserError(f"{layer.origins[f'prompts.{index}']}: prompts has {prompt!r}; expected text, in quotes if need be")
+            raise UserError(f"{layer.origins[f'{name}.{index}']}: {name} has {prompt!r}; expected text, in quotes if need be")
     changes = [Layer({"sample": values["sample"]}, layer.origins)] if "sample" in values else []
     found: dict[str, Any] = {key: values[key] for key in ("n", "seed", "negative", "outpaint") if key in values}
     found |= {key: str(path.parent / values[key]) for key in ("image", "mask") if key in values}
