@@ -77,7 +77,7 @@ SMALL = {
     "meshgpt": Small(
         lambda out: write_furniture(out, 40, 0),
         (
-            "data.validation_fraction=0.2",
+            "data.validation_fraction=0.3",
             "data.bins=32",
             "data.scale=1.2",
             "text={kind: bytes, length: 64, width: 16, depth: 1, heads: 2}",
@@ -96,7 +96,7 @@ SMALL = {
     "meshgpt-graph": Small(
         lambda out: write_furniture(out, 40, 0),
         (
-            "data.validation_fraction=0.2",
+            "data.validation_fraction=0.3",
             "data.bins=32",
             "data.scale=1.2",
             "text={kind: bytes, length: 64, width: 16, depth: 1, heads: 2}",
@@ -107,7 +107,7 @@ SMALL = {
             "tokenizer.kind=graph",
             "tokenizer.batch_size=5",
             "tokenizer.model={coordinate_width: 8, encoder_width: 32, encoder_layers: 2, decoder_width: 32, decoder_blocks: 2, "
-            "heads: 2, dropout: 0.1}",
+            "heads: 2, dropout: 0.1, quantizer: {num_quantizers: 2, quantizer: {kind: fsq, levels: [5, 5, 4]}}}",
             "tokenizer.optim={lr: 3e-3, warmup_steps: 2}",
         ),
         quiet=(
@@ -116,7 +116,7 @@ SMALL = {
             "base.optim={lr: 1e-2, warmup_steps: 2, schedule: constant, weight_decay: 0}",
             "data.scale=1",
             "tokenizer.model={coordinate_width: 16, encoder_width: 128, encoder_layers: 2, decoder_width: 128, "
-            "decoder_blocks: 2, heads: 2}",
+            "decoder_blocks: 2, heads: 2, quantizer: {num_quantizers: 2, quantizer: {kind: fsq, levels: [5, 5, 4]}}}",
             "tokenizer.optim={lr: 3e-3, warmup_steps: 2, schedule: constant}",
         ),
     ),

@@ -85,7 +85,8 @@ def test_with_superres_pictures_are_judged_at_its_size(pictures: Path, tmp_path:
     assert evaluation.report["oracle"]["rows"]["real"]["joint"] == 1.0
 
 
-def test_an_export_is_told_where_its_data_lie(run: Path, pictures: Path, tmp_path: Path) -> None:
+def test_an_export_is_told_where_its_data_lie(run: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     out = export_run(run, tmp_path / "out")
     with pytest.raises(UserError, match=r"--set data\.path=PATH"):
         evaluate_run(out, n=3, sets=QUICK, device="cpu")
