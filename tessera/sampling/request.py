@@ -63,11 +63,7 @@ def make_request(
         raise UserError(f"a prompt is {wrong[0]!r}; expected text")
     if image is None and (mask is not None or outpaint):
         raise UserError(
-<<<<<<< HEAD
-            f"{'outpaint' if outpaint else 'mask'} is given without an image; give one, too: --image FILE, or in the request"
-=======
             f"{'outpaint' if outpaint else 'mask'} is given without an image; give one, too: --image FILE, or image in a request"
->>>>>>> review
         )
     if mask is not None and outpaint:
         raise UserError("mask and outpaint both say where something new is drawn; give one of them")

@@ -171,11 +171,7 @@ def test_wrong_input_ends_with_2_and_writes_nothing(
         ("prompt: a\nseed: 1.5", "mine.yaml, line 2: seed is 1.5; expected a whole number"),
         ("prompt: a\nnegative: 5", "mine.yaml, line 2: negative is 5; expected text"),
         ("prompt: a\nimage: 3", "mine.yaml, line 2: image is 3; expected the name of a file"),
-<<<<<<< HEAD
-        ("prompt: a\nmask: x.png", "mask is given without an image; give one, too: --image FILE, or image in the request"),
-=======
         ("prompt: a\nmask: x.png", "mask is given without an image; give one, too: --image FILE, or image in a request"),
->>>>>>> review
         ("prompt: a\noutpaint: 0.5", "mine.yaml, line 2: outpaint is 0.5; expected sides and shares"),
         ("prompt: a\nsample: 3", "mine.yaml, line 2: sample is 3; expected keys and values"),
         ("prompt: a\nsample:\n  stepps: 3", "sample.stepps (mine.yaml, line 3): unknown key; did you mean 'sample.steps'?"),
