@@ -94,6 +94,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "lfq": {"quantizer": LFQ},
     "rvq": {"quantizer": RVQ},
     "attention": {"encoder_attention": 1, "decoder_attention": 2, "kernel": 5},
+    "no waves": {"code_octaves": 0},
     "bare": {"encoder_layers": 0, "decoder_blocks": 0},
     "quads": {"corners": 4},
 }

@@ -43,7 +43,7 @@ class GraphTokenizerConfig(Config):
     corners: Literal[3, 4] = 3
     """Corners of a face. Among quads, the last corner of a triangle repeats its third."""
     coordinate_width: int = Field(64, ge=4)
-    """Channels in which one coordinate enters."""
+    """Channels in which one coordinate enters and leaves."""
     encoder_width: int = Field(384, ge=4)
     """Channels of a face in the encoder."""
     encoder_layers: int = Field(4, ge=0)
@@ -56,6 +56,8 @@ class GraphTokenizerConfig(Config):
     """Residual blocks of two convolutions along the faces."""
     decoder_attention: int = Field(0, ge=0)
     """Layers of attention among all faces of a mesh, before the convolutions; quadratic in faces."""
+    code_octaves: int = Field(3, ge=0, le=8)
+    """The decoder sees codes also as sines and cosines of waves of length 2, 1, 1/2 ...: so many. 0: the codes alone."""
     kernel: int = Field(3, ge=1)
     """Faces that one convolution sees: an odd number."""
     heads: int = Field(6, ge=1)
@@ -165,7 +167,7 @@ class Encoder(nn.Module):
         self.bins, width, c = bins, config.encoder_width, config.corners
         self.coordinates = nn.Embedding(bins, config.coordinate_width)
         with torch.no_grad():
-            self.coordinates.weight.copy_(waves(bins, config.coordinate_width))
+            self.coordinates.weight.copy_(smooth_waves(bins, config.coordinate_width))
         self.into = linear(3 * c * config.coordinate_width + c + 4, width, bias=True)
         self.layers = nn.ModuleList(GraphLayer(width, config.dropout) for _ in range(config.encoder_layers))
         self.attention = FaceAttention(width, config.heads, config.encoder_attention)
@@ -183,24 +185,39 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Codes of the corners b f c d -> logits b f c 3 bins"""
+    """Codes of the corners b f c d -> logits b f c 3 bins
+
+    A coordinate leaves as it entered, as a vector that is compared with one of each bin; these start as waves, so that near bins
+    are alike. Codes enter with waves of themselves. A plain linear layer at either end must learn sharp functions of smooth
+    numbers first: on random boxes of 128 bins, after 400 steps of a small net, held-out KL was 3.3, with the first 2.7, with
+    both 2.3; with five octaves and more it was worse, because gradients through short waves point anywhere.
+    """
 
     def __init__(self, config: GraphTokenizerConfig, bins: int) -> None:
         super().__init__()
-        self.bins, width = bins, config.decoder_width
-        self.into = linear(config.corners * config.quantizer.width, width, bias=True)
+        self.octaves, width, self.scale = config.code_octaves, config.decoder_width, config.coordinate_width**-0.5
+        self.into = linear(config.corners * config.quantizer.width * (1 + 2 * self.octaves), width, bias=True)
         self.attention = FaceAttention(width, config.heads, config.decoder_attention)
         self.blocks = nn.ModuleList(ConvBlock(width, config.kernel, config.dropout) for _ in range(config.decoder_blocks))
         self.norm = RMSNorm(width)
-        self.out = linear(width, config.corners * 3 * bins, gain=0, bias=True)  # starts with all bins alike
+        self.out = linear(width, 3 * config.corners * config.coordinate_width, gain=0)  # starts with all bins alike
+        self.bins = nn.Parameter(waves(bins, config.coordinate_width))
+        self.bias = nn.Parameter(torch.zeros(config.corners, 3, bins))
 
     def forward(self, codes: Tensor, mask: Tensor) -> Tensor:
         """mask b f bool."""
-        x = self.attention(self.into(codes.flatten(2)), mask)
+        x = self.attention(self.into(with_waves(codes, self.octaves).flatten(2)), mask)
         weights = mask[..., None].to(x.dtype)
         for block in self.blocks:
             x = block(x, weights)
-        return rearrange(self.out(F.silu(self.norm(x))), "b f (c a n) -> b f c a n", a=3, n=self.bins)
+        places = rearrange(self.out(F.silu(self.norm(x))), "b f (c a d) -> b f c a d", a=3, d=self.bins.shape[1])
+        return F.linear(places * self.scale, self.bins) + self.bias
+
+
+def with_waves(codes: Tensor, octaves: int) -> Tensor:
+    """... d -> ... d (1 + 2 octaves)"""
+    angles = [codes * (math.pi * 2**octave) for octave in range(octaves)]
+    return torch.cat([codes, *(angle.sin() for angle in angles), *(angle.cos() for angle in angles)], dim=-1)
 
 
 class GraphTokenizer(nn.Module):
@@ -275,9 +292,19 @@ def slot_weights(graph: Graph, valid: Tensor | None) -> Tensor:
 
 
 def waves(bins: int, width: int) -> Tensor:
-    """bins width: where embeddings of bins start, so that near bins are alike. Sines and cosines of unit variance; the longest
-    wave has twice as many bins as there are, the shortest four."""
-    half = width // 2
-    rates = math.pi / bins * torch.logspace(0, 1, half, base=max(bins / 2, 1))
+    """bins width: sines and cosines of the bins, of mean square 1 over all. The longest wave has twice as many bins as there are,
+    the shortest four."""
+    rates = math.pi / bins * wave_numbers(bins, width // 2)
     angles = (torch.arange(bins) + 0.5)[:, None] * rates
     return math.sqrt(2) * torch.cat([angles.sin(), angles.cos()], dim=-1)
+
+
+def smooth_waves(bins: int, width: int) -> Tensor:
+    """`waves` with amplitudes as their lengths: what is made of them at random is a smooth function of the bin."""
+    amplitudes = 1 / wave_numbers(bins, width // 2)
+    return waves(bins, width) * (amplitudes / amplitudes.square().mean().sqrt()).repeat(2)
+
+
+def wave_numbers(bins: int, number: int) -> Tensor:
+    """From 1 to bins / 2 in equal ratios."""
+    return torch.logspace(0, 1, number, base=max(bins / 2, 1))
