@@ -193,4 +193,4 @@ class MeshEvaluateConfig(JudgingConfig):
 
     points: int | None = Field(None, ge=16, le=16_384)
     """Points on the surface of each shape, by which shapes are compared: distances compare only at one number. null: 2,048, as
-    others take; without a GPU fewer where n is above 16, 32,768 / n, but never below 256: their cost is that of n squared."""
+    others take; without a GPU fewer where n is above 8: 16,384 / n, but 256 or more, because n squared pairs are compared."""

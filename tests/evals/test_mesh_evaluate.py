@@ -306,7 +306,7 @@ def test_few_data_give_reasons_instead_of_numbers(material: MeshMaterial) -> Non
 
 def test_points_fall_with_the_number_of_shapes_on_a_cpu() -> None:
     cpu, gpu, auto = torch.device("cpu"), torch.device("cuda"), MeshEvaluateConfig()
-    assert [pick_points(auto, num, cpu) for num in (0, 1, 16, 64, 256, 4096)] == [2048, 2048, 2048, 512, 256, 256]
+    assert [pick_points(auto, num, cpu) for num in (0, 1, 8, 32, 64, 4096)] == [2048, 2048, 2048, 512, 256, 256]
     assert pick_points(auto, 4096, gpu) == 2048
     assert pick_points(QUICK, 1, cpu) == 128
 
