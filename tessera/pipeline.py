@@ -70,13 +70,15 @@ def resolve(
         layers.append(Layer.of({"preset": preset}, "--preset"))
     if data is not None:
         layers.append(Layer.of({"data": {"path": data}}, "--data"))
-    made = build(recipe.config_type, [*layers, own])
+    layers.append(own)
+    made = build(recipe.config_type, layers)
     trains = [train for train in pick(recipe.steps(made), stage) if train.origin is None]
-    if steps is not None:
-        layers.append(Layer.of({train.name: {"steps": steps} for train in trains}, "--steps"))
-        made = build(recipe.config_type, [*layers, own])
+    if steps is not None:  # behind --set, which may be what makes a stage; but what it says of steps itself stands
+        named = [train.name for train in trains if isinstance(said := own.values.get(train.name), Mapping) and "steps" in said]
+        layers.append(Layer.of({train.name: {"steps": steps} for train in trains if train.name not in named}, "--steps"))
+        made = build(recipe.config_type, layers)
     if name != target and chosen != in_file and in_file in recipe.presets:
-        refuse_idle_preset(made, recipe.presets[in_file](), [*layers[1:], own], chosen, target)
+        refuse_idle_preset(made, recipe.presets[in_file](), layers[1:], chosen, target)
     return made
 
 

@@ -448,3 +448,9 @@ def test_the_flags_of_the_command_line_have_their_place_in_python(folder: Path, 
     assert (run / "tokenizer" / "checkpoints" / "latest").read_text() == "step-000002\n"
     with pytest.raises(UserError, match="a config object is complete"):
         tessera.train(config(folder), steps=2, run=tmp_path / "other")
+
+
+def test_steps_reach_a_stage_that_only_a_set_makes_and_yield_to_one_that_names_them() -> None:
+    made = pipeline.resolve("meshgpt", preset="tiny", steps=7, sets=["tokenizer.kind=graph", "base.steps=3"])
+    assert (made.tokenizer.steps, made.base.steps) == (7, 3)
+    assert pipeline.resolve("muse", preset="tiny", steps=7, sets=["superres.resolution=64"]).superres.steps == 7

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tessera.config import UserError
+from tessera.config import ImageDataConfig, UserError
 from tessera.contracts import Nets
 from tessera.engine.checkpoint import read_json
 from tessera.sampling.stored import Stored, StoredStage, our_version
@@ -70,25 +70,39 @@ def _last_sample(folder: Path, step: int) -> Path | None:
 
 
 def describe_model(stage: StoredStage, nets: Nets) -> str:
-    """One line: how pictures become tokens, where the stage does that, and how large its nets are."""
-    data = stage.config.data
-    said = [f"pictures of {data.resolution} x {data.resolution} pixels with {data.channels} channel{'s'[: data.channels > 1]}"]
+    """One line: what is made, how it becomes tokens, where the stage does that, and how large its nets are."""
+    data, pictures = stage.config.data, isinstance(stage.config.data, ImageDataConfig)
+    said = [f"{_medium(data)} with {data.channels} channel{'s'[: data.channels > 1]}" if pictures else _medium(data)]
     if stage.train.name == "tokenizer":
         model = stage.config.tokenizer.model
         quantizer = model.quantizer
         links = quantizer.num_quantizers if quantizer.kind == "residual" else 1
         kind = f"{quantizer.kind} of {links} {quantizer.quantizer.kind}" if quantizer.kind == "residual" else quantizer.kind
-        side = data.resolution // model.stride
-        said += [
-            f"quantizer {kind} with {quantizer.vocab_size:,} codes{' each' if links > 1 else ''}",
-            f"{side * side:,} tokens a picture ({side} x {side}{f', {links} codes each' if links > 1 else ''})",
-        ]
+        said.append(f"quantizer {kind} with {quantizer.vocab_size:,} codes{' each' if links > 1 else ''}")
+        if pictures:
+            side = data.resolution // model.stride
+            said.append(f"{side * side:,} tokens a picture ({side} x {side}{f', {links} codes each' if links > 1 else ''})")
     sizes = {name: sum(parameter.numel() for parameter in net.parameters()) for name, net in nets.items()}
     return "; ".join([*said, *(f"{name}: {_millions(size)} million parameters" for name, size in sizes.items())])
 
 
+def _medium(data: Any) -> str:
+    if isinstance(data, ImageDataConfig):
+        return f"pictures of {data.resolution} x {data.resolution} pixels"
+    return f"meshes of up to {data.max_faces:,} triangles, {data.bins} steps of each coordinate"
+
+
 def _millions(count: int) -> str:
     return f"{count / 1e6:.3g}" if count < 999_500_000 else f"{count / 1e6:,.0f}"
+
+
+PICTURE_USE = """ids = model.encode("picture.png")    # any size: cut and scaled as in training
+model.decode(ids)[0].save("reconstruction.png")
+"""
+MESH_USE = """mesh = model.sample("PROMPT", seed=0)[0]    # vertices and faces
+from tessera.media.mesh_files import encode_glb
+open("drawn.glb", "wb").write(encode_glb(mesh))
+"""
 
 
 def write_card(
@@ -101,14 +115,15 @@ def write_card(
     """README.md of an export. The front matter is what model hubs read; the licence is the user's to name."""
     trained = ", ".join(f"{stage} (step {facts['step']:,})" for stage, facts in stages.items())
     first = next(iter(evidence.values()))
-    draws = 'model.sample("PROMPT", n=4, seed=0)[0].save("drawn.png")\n'
+    pictures = stored.recipe.medium == "picture"
+    draws = 'model.sample("PROMPT", n=4, seed=0)[0].save("drawn.png")\n' if pictures else MESH_USE
+    reads = PICTURE_USE if pictures else ""
     parts = [
         f"---\nlibrary_name: tessera\ntags: [tessera, {stored.recipe.name}]\n---\n\n# {name}",
         f"A `{stored.recipe.name}` model made with Tessera: {stored.recipe.summary}.\nTrained stages: {trained}.",
         f'## Use\n\n    pip install tessera-gen\n\n```python\nimport tessera\n\nmodel = tessera.load("{name}")\n'
         f"{draws if 'base' in stages else ''}"
-        'ids = model.encode("picture.png")    # any size: cut and scaled as in training\n'
-        'model.decode(ids)[0].save("reconstruction.png")\n```',
+        f"{reads}```",
         _data_section(stored, first),
         *(_stage_section(stage, stages[stage], evidence[stage], models[stage]) for stage in stages),
         _making_section(first, {stage: facts["step"] for stage, facts in stages.items()}),
@@ -120,12 +135,14 @@ def write_card(
 def _data_section(stored: Stored, evidence: Evidence) -> str:
     known, data = evidence.manifest.get("data"), stored.config.data
     known = known if isinstance(known, dict) else {}
-    colours = {1: "grey", 3: "RGB", 4: "RGBA"}[data.channels]
+    size = _medium(data)
+    if isinstance(data, ImageDataConfig):
+        size = f"{data.resolution} x {data.resolution} pixels, { ({1: 'grey', 3: 'RGB', 4: 'RGBA'}[data.channels]) }"
     rows = {
         "samples": _count(known.get("num_samples")),
         "of them for training": _count(known.get("num_train")),
         "with a caption": _count(evidence.manifest.get("num_captioned")),
-        "resolution": f"{data.resolution} x {data.resolution} pixels, {colours}",
+        "resolution": size,
     }
     return "## Data\n\n| | |\n|---|---|\n" + "\n".join(f"| {what} | {value} |" for what, value in rows.items())
 
