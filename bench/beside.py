@@ -1,10 +1,11 @@
 """Times an old package and Tessera side by side: same process, same card, same pictures or tokens, same batch.
 
-    PYTHONPATH=PEERS python bench/beside.py [image.tokenizer.train image.tokenizer.encode image.maskgit.train ...]
+    PYTHONPATH=PEERS python bench/beside.py [image.tokenizer.train image.tokenizer.encode image.maskgit.train ... mesh.ar.sample]
 
-needs muse-maskgit-pytorch and what it imports (torchvision and transformers among them) on the path; without names all cases
-run. The peer runs as its authors ship it: the tokenizer's two turns, each with its own forward, Adam, bf16 autocast; its
-MaskGit in TF32, because its bf16 fails. VGG16 has random weights on both sides, text is random states of 77 x 512. Prints one
+needs muse-maskgit-pytorch, for meshes meshgpt-pytorch, and what they import (torchvision, transformers, torch_geometric) on the
+path; without names all cases run. The peers run as their authors ship them: the tokenizer's two turns, each with its own forward,
+Adam, bf16 autocast; MaskGit in TF32, because its bf16 fails. VGG16 has random weights on both sides, text is random states of
+77 x 512; meshes have none, and are counted in faces: the peer spends six tokens on one, and what it returns is counted. Prints a
 JSON row a case with the ratio; both operation counts come from torch's own formulas. On a CPU both sides are small, only to
 show that they run.
 """
@@ -117,23 +118,80 @@ class Peer:
         return time_call(call, self.num_drawn, repeats=3, warm=1)
 
 
+class MeshPeer:
+    """meshgpt-pytorch at its defaults, 512 random faces of 260 vertices."""
+
+    num_faces, num_vertices = (16, 24) if reduced() else (512, 260)
+
+    @functools.cached_property
+    def autoencoder(self) -> Any:
+        from meshgpt_pytorch import MeshAutoencoder
+
+        return MeshAutoencoder(num_discrete_coors=128).to(device())
+
+    @functools.cached_property
+    def transformer(self) -> Any:
+        from meshgpt_pytorch import MeshTransformer
+
+        return MeshTransformer(self.autoencoder, dim=512, max_seq_len=6 * self.num_faces).to(device())
+
+    def train_autoencoder(self) -> dict[str, Any]:
+        """One update."""
+        num = 2 if reduced() else 16
+        vertices = torch.rand(num, self.num_vertices, 3, device=device()) * 2 - 1
+        faces = torch.stack(
+            [torch.stack([torch.randperm(self.num_vertices)[:3] for _ in range(self.num_faces)]) for _ in range(num)]
+        ).to(device())
+        step = peer_stepper(list(self.autoencoder.parameters()), lambda: self.autoencoder(vertices=vertices, faces=faces))
+        return time_call(step, num * self.num_faces, repeats=3, warm=2, count=False)
+
+    def train_transformer(self) -> dict[str, Any]:
+        """One update from codes."""
+        num = 2 if reduced() else 4
+        parameters = [p for name, p in self.transformer.named_parameters() if not name.startswith("autoencoder")]
+        codes = torch.randint(0, 16384, (num, 6 * self.num_faces), device=device())
+        step = peer_stepper(parameters, lambda: self.transformer.forward_on_codes(codes, return_loss=True))
+        return time_call(step, num * self.num_faces, repeats=3, warm=2, count=False)
+
+    @torch.no_grad()
+    def sample(self) -> dict[str, Any]:
+        """One mesh of up to 64 faces with its cache; counted are the faces it returns."""
+        self.transformer.eval()
+        made: list[int] = []
+
+        def call() -> None:
+            with torch.autocast(device().type, torch.bfloat16):
+                codes = self.transformer.generate(batch_size=1, max_seq_len=24 if reduced() else 384, return_codes=True)
+            made.append(int((codes >= 0).sum()) // 6)
+
+        row = time_call(call, 1, repeats=1, warm=1, count=False)
+        return row | {"items_per_s": round(made[-1] / row["ms"] * 1e3, 1), "faces_made": made[-1]}
+
+
 PEER_CASES: dict[str, Callable[[Peer], dict[str, Any]]] = {
     "image.tokenizer.train": Peer.train_tokenizer,
     "image.tokenizer.encode": Peer.encode,
     "image.maskgit.train": Peer.train_maskgit,
     "image.maskgit.sample": Peer.sample,
 }
+MESH_CASES: dict[str, Callable[[MeshPeer], dict[str, Any]]] = {
+    "mesh.tokenizer.train": MeshPeer.train_autoencoder,
+    "mesh.ar.train": MeshPeer.train_transformer,
+    "mesh.ar.sample": MeshPeer.sample,
+}
 
 
 def main() -> None:
     """One pair of rows a case."""
+    everything: list[str] = [*PEER_CASES, *MESH_CASES]
     for name in sys.argv[1:]:
-        if name not in PEER_CASES:
-            sys.exit(f"the peer has no case {name!r}; there are {', '.join(PEER_CASES)}")
-    names = [name for name in PEER_CASES if name in (sys.argv[1:] or PEER_CASES)]  # in order: MaskGit moves its vae to the CPU
-    peer = Peer()
-    rows = {name: {"peer": PEER_CASES[name](peer)} for name in names}
-    del peer
+        if name not in everything:
+            sys.exit(f"the peers have no case {name!r}; there are {', '.join(everything)}")
+    asked = sys.argv[1:] or everything
+    peer, mesh_peer = Peer(), MeshPeer()
+    rows = {name: {"peer": case(peer)} for name, case in PEER_CASES.items() if name in asked}  # in order: MaskGit moves its vae
+    rows |= {name: {"peer": case(mesh_peer)} for name, case in MESH_CASES.items() if name in asked}
+    del peer, mesh_peer
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

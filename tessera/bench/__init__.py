@@ -11,6 +11,7 @@ import torch
 from tessera.bench.images import encode_case, loader_case, train_case, train_default_case
 from tessera.bench.masked import large_case, sample_case
 from tessera.bench.masked import train_case as train_masked_case
+from tessera.bench.meshes import CASES as MESH_CASES
 from tessera.bench.timing import device_facts
 from tessera.config import UserError, nearest
 
@@ -22,6 +23,7 @@ CASES: dict[str, Callable[[Path | None], dict[str, Any]]] = {
     "image.maskgit.train": train_masked_case,
     "image.maskgit.sample": sample_case,
     "image.maskgit.400m": large_case,
+    **MESH_CASES,
 }
 
 
