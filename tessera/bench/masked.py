@@ -176,7 +176,7 @@ def train_case(data: Path | None) -> dict[str, Any]:
 
 def large_case(data: Path | None) -> dict[str, Any]:
     """The generator of preset large, 400 M parameters, 1,024 tokens of 65,536, a micro-batch of 64, text 77 x 512."""
-    size = Size(4, 4, 65_536, (7, 64)) if reduced() else Size(32, 64, 65_536, (77, 512))
+    size = Size(4, 8, 65_536, (7, 64)) if reduced() else Size(32, 64, 65_536, (77, 512))
     return timed_training(LARGE, size, 8, graphs=False)
 
 

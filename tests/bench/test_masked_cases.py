@@ -9,7 +9,7 @@ from tessera.bench import CASES, masked
 from tessera.bench.masked import LARGE, Size, Unmasked, captions, digits, fitted, generator, tokens, variant
 from tessera.config import UserError
 from tessera.generators.masked.model import MaskedTransformer
-from tessera.generators.masked.stage import build_nets, build_stage
+from tessera.generators.masked.stage import build_nets
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the full size runs there")
 SMALL = Size(4, 2, 65_536, (7, 64))
@@ -26,15 +26,15 @@ def test_a_case_runs_at_a_small_size(name: str, monkeypatch: pytest.MonkeyPatch)
     assert row["variant"] == ""
 
 
-@pytest.mark.parametrize("words", ["eager trunk graphs unmasked", "heads128 whole"])
+@pytest.mark.parametrize("words", ["eager unmasked", "blocks heads64 whole"])
 def test_variants_run(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TESSERA_BENCH", words)
     assert CASES["image.maskgit.train"](None)["variant"] == " ".join(sorted(words.split()))
 
 
 def test_an_unknown_variant(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TESSERA_BENCH", "trunc")
-    with pytest.raises(UserError, match="'trunc'; did you mean 'trunk'"):
+    monkeypatch.setenv("TESSERA_BENCH", "blocs")
+    with pytest.raises(UserError, match="'blocs'; did you mean 'blocks'"):
         variant()
 
 
@@ -67,10 +67,3 @@ def test_a_whole_vocabulary_and_two_digits() -> None:
     with pytest.raises(ZeroDivisionError), digits(True):
         _ = 1 / 0
     assert made(False).digits == (256, 256)
-
-
-def test_trunk_compiles_the_whole_network() -> None:
-    config = fitted(masked.PEER, frozenset())
-    net = generator(config, SMALL, frozenset())
-    assert isinstance(net, masked.staged(config, net, frozenset({"trunk"})).compiled)
-    assert not isinstance(net, build_stage(config, {"generator": net}).compiled)
