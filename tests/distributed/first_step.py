@@ -1,4 +1,4 @@
-"""`first_step.py OUT DATA`: gradients of all turns and validation numbers of given weights, on however many ranks there are.
+"""`first_step.py OUT SHAPES FURNITURE`: gradients of all turns and validation numbers of given weights, on any number of ranks.
 
 Writes OUT/STAGE CASE.safetensors (summed gradients, by turn) and OUT/STAGE CASE.json (validation) from the main rank.
 """
@@ -23,9 +23,15 @@ from tessera.engine.validate import validate
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.prepared import prepared
 
-STAGES = ("tokenizer", "base", "superres")
+STAGES = {  # name -> recipe and stage
+    "tokenizer": ("muse", "tokenizer"),
+    "base": ("muse", "base"),
+    "superres": ("muse", "superres"),
+    "mesh tokenizer": ("meshgpt", "tokenizer"),
+    "mesh base": ("meshgpt", "base"),
+}
 CASES = {"even": (8, "null"), "uneven": (7, "null"), "uneven in micro-batches": (7, "2")}  # batch and micro-batch
-SETS = [
+MUSE = [
     "tokenizer.model={widths: [8, 8], blocks: [1, 1], quantizer: {levels: [4, 4]}}",
     "tokenizer.critic={widths: [8, 8], start_step: 0, warmup_steps: 0, adaptive: true, penalty: {every: 1}}",
     "text={kind: bytes, length: 32, width: 16, depth: 1, heads: 2}",
@@ -39,15 +45,27 @@ SETS = [
     "data.validation_fraction=0.15",
     "engine.validation_samples=5",
 ]
+MESHGPT = [
+    "tokenizer.kind=graph",
+    "tokenizer.model={coordinate_width: 8, encoder_width: 16, encoder_layers: 1, decoder_width: 16, decoder_blocks: 1, heads: 2, "
+    "quantizer: {num_quantizers: 2, quantizer: {kind: fsq, levels: [5, 5, 4]}}}",
+    "text={kind: bytes, length: 32, width: 16, depth: 1, heads: 2}",
+    "base.model={width: 16, depth: 1, heads: 2, inner_width: 16, inner_depth: 1}",
+    "data.bins=32",
+    "data.scale=1.1",
+    "data.validation_fraction=0.3",
+    "engine.validation_samples=5",
+]
 
 
-def measure(out: Path, data: str, name: str, case: str, world: World) -> None:
+def measure(out: Path, data: dict[str, str], name: str, case: str, world: World) -> None:
     """Weights are moved off their start, where the critic's last layer is 0 and passes no gradient on."""
     batch_size, micro = CASES[case]
-    sets = [*SETS, f"{name}.batch_size={batch_size}", f"engine.micro_batch_size={micro}"]
-    config = pipeline.resolve("muse", preset="tiny", data=data, sets=sets)
-    (train,) = pipeline.pick(pipeline.RECIPES["muse"].steps(config), name)
-    stage, state, loader = prepared(config, train, world, out / "caches")
+    recipe, own = STAGES[name]
+    sets = [*(MUSE if recipe == "muse" else MESHGPT), f"{own}.batch_size={batch_size}", f"engine.micro_batch_size={micro}"]
+    config = pipeline.resolve(recipe, preset="tiny", data=data[recipe], sets=sets)
+    (train,) = pipeline.pick(pipeline.RECIPES[recipe].steps(config), own)
+    stage, state, loader = prepared(config, train, world, out / f"caches of {recipe}")
     torch.manual_seed(0)
     for net in state.nets.values():
         for parameter in net.parameters():
@@ -71,7 +89,7 @@ def main() -> None:
     world = join(pipeline.resolve("muse", preset="tiny").engine)
     for name, case in itertools.product(STAGES, CASES):
         step.sum_gradients = sum_gradients
-        measure(Path(sys.argv[1]), sys.argv[2], name, case, world)
+        measure(Path(sys.argv[1]), {"muse": sys.argv[2], "meshgpt": sys.argv[3]}, name, case, world)
     leave()
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from tessera.data.synth.furniture import write_furniture
 from tests.processes import check, made_once, read_metrics, run, train_arguments
 
 HERE = Path(__file__).parent
@@ -72,10 +73,12 @@ def train(
 def first_step(workshop: Path, shapes: Path, ranks: int) -> Path:
     """Where `first_step.py` left what it measured on so many ranks."""
     path = workshop / f"first step of {ranks} ranks"
+    furniture = workshop / "furniture"
+    made_once(furniture, lambda: write_furniture(furniture, 24, 0))
 
     def make() -> None:
         path.mkdir()
-        check(run([str(path), str(shapes)], workshop, ranks=ranks, script=HERE / "first_step.py"))
+        check(run([str(path), str(shapes), str(furniture)], workshop, ranks=ranks, script=HERE / "first_step.py"))
 
     return made_once(path, make)
 
@@ -97,7 +100,15 @@ def assert_ranks_agree(trained: Trained, ranks: int, *, sliced: bool = False) ->
 @pytest.mark.parametrize("case", ["even", "uneven", "uneven in micro-batches"])
 @pytest.mark.parametrize(
     ("stage", "turn"),
-    [("tokenizer", "tokenizer"), ("tokenizer", "critic"), ("base", "generator"), ("base", "critic"), ("superres", "generator")],
+    [
+        ("tokenizer", "tokenizer"),
+        ("tokenizer", "critic"),
+        ("base", "generator"),
+        ("base", "critic"),
+        ("superres", "generator"),
+        ("mesh tokenizer", "tokenizer"),
+        ("mesh base", "generator"),
+    ],
 )
 def test_first_gradient(stage: str, turn: str, case: str, workshop: Path, shapes: Path) -> None:
     """Of all parameters of a turn together: one of them alone may be a small difference of large sums."""
@@ -108,7 +119,7 @@ def test_first_gradient(stage: str, turn: str, case: str, workshop: Path, shapes
     assert (two - one).norm() <= 1e-6 * one.norm()
 
 
-@pytest.mark.parametrize("stage", ["tokenizer", "base", "superres"])
+@pytest.mark.parametrize("stage", ["tokenizer", "base", "superres", "mesh tokenizer", "mesh base"])
 def test_validation(stage: str, workshop: Path, shapes: Path) -> None:
     """Of five samples, in batches of 8, of 4 and 4, and of 2 and 2: the last ones are padded."""
     one, two = (first_step(workshop, shapes, ranks) for ranks in (1, 2))
