@@ -342,7 +342,7 @@ def learnt(kind: str, num: int, steps: int, folder: Path, **changes: str) -> tup
     return real, load(run, device="cpu").sample(captions, options=options)
 
 
-@pytest.mark.parametrize(("num", "steps"), [(1, 100), (8, 150)])
+@pytest.mark.parametrize(("num", "steps"), [(1, 100), (8, 250)])
 def test_meshes_are_learnt_by_heart(num: int, steps: int, tmp_path: Path) -> None:
     real, drawn = learnt("coordinates", num, steps, tmp_path)
     assert same(drawn, real)
