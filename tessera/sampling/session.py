@@ -144,6 +144,8 @@ class Session:
             raise UserError(f"recipe {self.recipe.name} draws no meshes, so a request for it cannot start from one")
         if isinstance(request.mesh, Mesh):
             return request.mesh
+        if not isinstance(request.mesh, (str, Path)):
+            raise UserError(f"mesh is a {type(request.mesh).__name__}; expected a file or a Mesh")
         try:
             return read_mesh(Path(request.mesh), self.config.data.up).mesh
         except UnreadableMesh as error:

@@ -33,9 +33,9 @@ class BaseConfig(AutoregressiveStageConfig):
 class MeshSampleConfig(AutoregressiveSampleConfig):
     """How meshes are drawn; each value can be changed per call."""
 
-    faces: int = Field(0, ge=0)
+    faces: int = Field(0, ge=0, le=100_000)
     """Triangles to ask for, about so many; 0 leaves it to the caption."""
-    max_faces: int | None = Field(None, ge=1)
+    max_faces: int | None = Field(None, ge=1, le=100_000)
     """A mesh is cut off there; left empty, at `data.max_faces`."""
     chunk: int = Field(16, ge=1, le=1024)
     """Meshes drawn at once. Always so many: the last chunk is padded."""

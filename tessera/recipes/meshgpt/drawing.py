@@ -13,7 +13,7 @@ from torch import Tensor
 from tessera.batches import SequenceBatch
 from tessera.config import UserError
 from tessera.contracts import Chunk, Context, Nets
-from tessera.data.canonical import quantise, standardise
+from tessera.data.canonical import Corners, quantise, standardise
 from tessera.generators.autoregressive.losses import AutoregressiveLosses, digest
 from tessera.generators.autoregressive.sample import AutoregressiveSampleConfig, Known, Sampler, Writer
 from tessera.media.meshes import Mesh
@@ -51,10 +51,10 @@ class Sculptor:
         """ids b f t and the faces of each."""
         nets = self.stages["base"]
         negative = None if chunk.negatives is None or options.guidance == 1 else self.prompts(nets, chunk.negatives)
-        lengths = torch.full_like(chunk.seeds, options.faces)
+        lengths, most = torch.full_like(chunk.seeds, options.faces), options.max_faces or self.config.data.max_faces
         return self.sampler(options)(
-            self.prompts(nets, chunk.captions), chunk.seeds, options.max_faces or self.config.data.max_faces,
-            negative=negative, lengths=lengths, known=self.begun(chunk),
+            self.prompts(nets, chunk.captions), chunk.seeds, most, negative=negative, lengths=lengths,
+            known=self.begun(chunk, most),
         )  # fmt: skip
 
     def sampler(self, options: MeshSampleConfig) -> Sampler:
@@ -67,11 +67,11 @@ class Sculptor:
             self._samplers[key] = Sampler(Writer(generator, plain, self.tokens.constraint, bf16))
         return self._samplers[key]
 
-    def begun(self, chunk: Chunk) -> Known | None:
+    def begun(self, chunk: Chunk, most: int) -> Known | None:
         """The faces of a partial mesh, which lies where and is as large as it will be in the whole one."""
         if chunk.mesh is None:
             return None
-        corners = torch.from_numpy(quantise(chunk.mesh, self.config.data.bins))[None].to(self.device)
+        corners = torch.from_numpy(part_in_bins(chunk.mesh, self.config.data.bins, most))[None].to(self.device)
         faces = torch.tensor([corners.shape[1]], device=self.device)
         size = len(chunk.seeds)
         return Known(self.tokens.encode(self.nets, corners, faces).expand(size, -1, -1), faces.expand(size))
@@ -111,6 +111,29 @@ def through_tokens(config: MeshGPTConfig, nets: Nets, meshes: Sequence[Mesh], de
         ids = tokens.encode(nets, corners.to(device), faces.to(device))
         made += meshes_of(tokens, nets, ids, faces.to(device), bins)
     return made
+
+
+def part_in_bins(mesh: Mesh, bins: int, most: int) -> Corners:
+    """A part of a mesh that drawing can go on with, or the user's error."""
+    used = mesh.vertices[np.unique(mesh.faces)]
+    if not (np.abs(used) <= 1).all():
+        low, high = used.min(initial=np.inf), used.max(initial=-np.inf)
+        raise UserError(
+            f"the mesh to go on with reaches from {low:.4g} to {high:.4g}; expected a part as it lies in the whole mesh, whose "
+            f"box is [-1, 1] along each axis: move and scale it"
+        )
+    corners = quantise(mesh, bins)
+    if not len(corners):
+        raise UserError(
+            f"the mesh to go on with has no triangle left of {len(mesh.faces):,} in {bins} bins over [-1, 1]; give a part as "
+            f"large as it is in the whole mesh"
+        )
+    if len(corners) > most:
+        raise UserError(
+            f"the mesh to go on with has {len(corners):,} triangles, more than sample.max_faces={most}; raise it, or give a "
+            f"smaller part"
+        )
+    return corners
 
 
 def padded(parts: Sequence[npt.NDArray[np.int64]]) -> tuple[Tensor, Tensor]:
