@@ -97,22 +97,22 @@ def sample(
     prompts: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT ...]", help="What to draw.")] = None,
     prompts_file: Annotated[Path | None, typer.Option("--prompts", metavar="FILE", help="One prompt a line.")] = None,
     request: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A request as YAML or JSON, such as the .json beside a picture.")
+        Path | None, typer.Option(metavar="FILE", help="A request as YAML or JSON, such as the .json beside a sample.")
     ] = None,
-    n: Annotated[int | None, typer.Option("-n", help="Pictures of each prompt; default 1.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Picture k of a prompt has the seed S + k; default 0.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Passes through the generator.")] = None,
+    n: Annotated[int | None, typer.Option("-n", help="Samples of each prompt; default 1.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Sample k of a prompt has the seed S + k; default 0.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Passes through the generator; pictures only.")] = None,
     guidance: Annotated[float | None, typer.Option(help="Pull towards the prompt; 1 is none.")] = None,
-    negative: Annotated[str | None, typer.Option(metavar="TEXT", help="What the pictures should not be.")] = None,
+    negative: Annotated[str | None, typer.Option(metavar="TEXT", help="What samples should not be.")] = None,
     image: Annotated[Path | None, typer.Option(metavar="FILE", help="Start from this picture: a variation of it.")] = None,
     mask: Annotated[Path | None, typer.Option(metavar="FILE", help="With --image: draw anew only where this is white.")] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where pictures go; default RUN/drawn/NNN, of an export ./drawn/NNN.")
+        Path | None, typer.Option(metavar="DIR", help="Where files go; default RUN/drawn/NNN, of an export ./drawn/NNN.")
     ] = None,
     checkpoint: Annotated[str | None, typer.Option(metavar="NAME", help="latest, best or step-N of the last stage.")] = None,
     sets: Sets = None,
 ) -> None:
-    """Draw pictures from prompts, each with a .json beside it that draws it again."""
+    """Draw pictures or meshes from prompts, each with a .json beside it that draws it again."""
     from tessera.sampling.serve import draw_to_files
 
     flags = {"steps": steps, "guidance": guidance}
@@ -125,7 +125,7 @@ def sample(
     for sample in drawn.samples[:20]:
         print(f"{sample.path}  seed {sample.seed}  {sample.prompt}")
     if len(drawn.samples) > 20:
-        print(f"... {len(drawn.samples):,} pictures in {drawn.folder}")
+        print(f"... {len(drawn.samples):,} samples in {drawn.folder}")
     print(drawn.by)
     name, again = shlex.quote(str(run)), shlex.quote(str(drawn.samples[0].path.with_suffix(".json")))
     data = "" if (run / "config.yaml").is_file() else " --set data.path=FOLDER"  # an export does not know where its data lie

@@ -16,7 +16,7 @@ from tessera.batches import from_uint8, to_uint8
 from tessera.config import Layer, UserError
 from tessera.contracts import Chunk, Draw, Recipe, Tokenizer
 from tessera.media.images import Channels, Pixels, UnreadableImage, fit, read_image, to_array, to_picture
-from tessera.media.meshes import Mesh, UnreadableMesh, read_mesh
+from tessera.media.meshes import Mesh, TrimeshMissing, UnreadableMesh, read_mesh
 from tessera.recipes.precision import full_precision
 from tessera.sampling.request import Request, make_request
 from tessera.sampling.stored import Stored, build_nets, open_stored
@@ -150,6 +150,8 @@ class Session:
             return read_mesh(Path(request.mesh), self.config.data.up).mesh
         except UnreadableMesh as error:
             raise UserError(f"{error}; expected an obj, glb, gltf, ply, stl or off file") from None
+        except TrimeshMissing as error:
+            raise UserError(str(error)) from None
 
     def start_of(self, request: Request) -> tuple[Tensor, Tensor | None] | None:
         """The picture that drawing starts from, 1 c h w in [-1, 1], as large as what is drawn, and where it is redrawn, 1 h w."""

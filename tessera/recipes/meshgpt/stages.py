@@ -136,7 +136,8 @@ def preview_base(config: MeshGPTConfig, raw: Nets, averaged: Nets, batch: MeshBa
     text = encode_text(averaged, sequences(tokens)(averaged, batch))
     writer = Writer(generator, config.sample, tokens.constraint)  # type: ignore[arg-type]
     seeds = torch.arange(len(batch.keys), device=batch.corners.device)
-    ids, faces = Sampler(writer)(text, seeds, config.sample.max_faces or config.data.max_faces)
+    lengths = torch.full_like(seeds, config.sample.faces)
+    ids, faces = Sampler(writer)(text, seeds, config.sample.max_faces or config.data.max_faces, lengths=lengths)
     rows = {"real": quantised(config, batch), "drawn": meshes_of(tokens, averaged, ids, faces, config.data.bins)}
     return Preview("png", contact_sheet(rows, batch.captions), facts_of(rows, batch) | {"seeds": seeds.tolist()})
 
