@@ -123,6 +123,7 @@ class Session:
     @property
     def resolution(self) -> int:
         """Height and width of pictures that are drawn, or that the tokenizer was trained on."""
+        self.refuse_other_media()
         draw: Any = self.draw if self.draws else None
         return int(self.config.data.resolution if draw is None else draw.resolution)
 
@@ -143,7 +144,7 @@ class Session:
         if self.recipe.medium != "mesh":
             raise UserError(f"recipe {self.recipe.name} draws no meshes, so a request for it cannot start from one")
         if isinstance(request.mesh, Mesh):
-            return request.mesh
+            return checked_mesh(request.mesh)
         if not isinstance(request.mesh, (str, Path)):
             raise UserError(f"mesh is a {type(request.mesh).__name__}; expected a file or a Mesh")
         try:
@@ -260,6 +261,16 @@ def checked_pixels(array: Any) -> Pixels:
     if array.ndim == 3 and array.shape[2] not in (1, 3, 4):
         raise UserError(f"a picture is {found}; expected 1, 3 or 4 channels on the last axis")
     return array
+
+
+def checked_mesh(mesh: Mesh) -> Mesh:
+    """One whose faces name its vertices, or the user's error."""
+    shapes, faces = (list(mesh.vertices.shape), list(mesh.faces.shape)), mesh.faces
+    if any(len(shape) != 2 or shape[1] != 3 for shape in shapes):
+        raise UserError(f"a mesh has vertices shaped {shapes[0]} and faces shaped {shapes[1]}; expected n x 3 and m x 3")
+    if faces.size and not 0 <= faces.min() <= faces.max() < len(mesh.vertices):
+        raise UserError(f"a mesh has faces of vertices {faces.min()} to {faces.max()}; its vertices are 0 to {shapes[0][0] - 1}")
+    return mesh
 
 
 def pick_device(name: str | torch.device) -> torch.device:

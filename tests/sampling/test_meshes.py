@@ -221,6 +221,8 @@ def test_a_part_that_is_as_large_as_it_may_be(exact: Session) -> None:
         ({"mesh": Mesh(PART.vertices * np.nan, PART.faces)}, r"\[-1, 1\]"),
         ({"mesh": Mesh(PART.vertices / 1000, PART.faces)}, "no triangle"),
         ({"mesh": Mesh(np.zeros((0, 3)), np.zeros((0, 3), np.int64))}, "no triangle"),
+        ({"mesh": Mesh(PART.vertices, PART.faces + 5)}, "faces of vertices 5 to 12; its vertices are 0 to 7"),
+        ({"mesh": Mesh(PART.vertices[:, :2], PART.faces)}, r"vertices shaped \[8, 2\]"),
         ({"mesh": 5}, "expected a file or a Mesh"),
         ({"mesh": "nowhere.obj"}, "nowhere.obj"),
         ({"image": np.zeros((8, 8, 3), np.uint8)}, "meshes"),
@@ -266,6 +268,8 @@ def test_calls_about_pictures_are_refused(session: Session) -> None:
     for call in (session.encode, session.reconstruct, session.decode):
         with pytest.raises(UserError, match="meshes"):
             call(np.zeros((1, 4, 4), np.int64))  # type: ignore[operator]
+    with pytest.raises(UserError, match="meshes"):
+        _ = session.resolution
 
 
 def test_nothing_is_drawn_without_a_generator(furniture: Path, tmp_path: Path) -> None:
