@@ -217,7 +217,8 @@ def data_check(
     report = check_folder(path, kind=kind, sets=sets or (), progress=show_count if sys.stderr.isatty() else None)
     print(json.dumps(report.to_json(), indent=1, ensure_ascii=False) if as_json else "\n".join(report.lines()))
     if not report.num_samples:
-        raise UserError(f"none of the {report.kind} in {path} can be used; repair or replace the files that are named as rejects")
+        things = {"images": "pictures"}.get(report.kind, report.kind)
+        raise UserError(f"none of the {things} in {path} can be used; repair or replace the files that are named as rejects")
     if as_json:
         return
     first = "repair or remove the rejected files, then " if report.num_rejected else ""

@@ -10,7 +10,7 @@ import typer
 
 synth_app = typer.Typer(no_args_is_help=True, help="Make a captioned data set that an oracle can read back.")
 
-Out = Annotated[Path, typer.Option(help="A new folder: train/, heldout/ and synth.json.")]
+Out = Annotated[Path, typer.Option(metavar="DIR", help="A new folder: train/, heldout/ and synth.json.")]
 Seed = Annotated[int, typer.Option(help="The same seed makes the same files.")]
 
 

@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 from tessera import pipeline
+from tessera.data.synth.furniture import write_furniture
 from tessera.data.synth.shapes import write_shapes
 from tessera.engine.checkpoint import FORMAT
 from tessera.engine.track import read_metrics
@@ -19,7 +20,7 @@ from tessera.recipes import RECIPES
 
 FROZEN = Path(__file__).parent / "frozen"
 STEPS, SAVED = 8, 5
-NAMES = {"muse": "muse-stages"}  # muse is older than its second stage
+NAMES = {"muse": "muse-stages", "meshgpt": "meshgpt"}  # muse is older than its second stage
 SETS = {
     "muse": (
         "data.resolution=16",
@@ -47,13 +48,38 @@ SETS = {
         "engine.log_every_steps=1",
         f"engine.save_every_steps={SAVED}",
         "engine.validate_every_steps=4",
-    )
+    ),
+    "meshgpt": (
+        "data.bins=32",
+        "data.validation_fraction=0.3",
+        "data.scale=1.1",
+        "data.yaw=quarters",
+        "tokenizer.kind=graph",
+        "tokenizer.batch_size=4",
+        "tokenizer.model={coordinate_width: 4, encoder_width: 8, encoder_layers: 1, decoder_width: 8, decoder_blocks: 1, "
+        "heads: 2, quantizer: {num_quantizers: 2, quantizer: {kind: fsq, levels: [4, 4]}}}",
+        "tokenizer.optim={lr: 1.0e-2, warmup_steps: 2}",
+        "tokenizer.ema_decay=0.9",
+        "text={kind: bytes, length: 16, width: 16, depth: 1, heads: 2}",
+        "base.batch_size=4",
+        "base.model={width: 16, depth: 1, heads: 2, inner_width: 16, inner_depth: 1}",
+        "base.optim={lr: 1.0e-2, warmup_steps: 2}",
+        "base.ema_decay=0.9",
+        "sample={max_faces: 8}",
+        "engine.device=cpu",
+        "engine.log_every_steps=1",
+        f"engine.save_every_steps={SAVED}",
+        "engine.validate_every_steps=4",
+    ),
 }
 
 
 def write_data(recipe: str, folder: Path) -> None:
     """What the run was trained on; synthetic, so that it need not be kept."""
-    write_shapes(folder, 24, 0, image_size=32)
+    if recipe == "meshgpt":
+        write_furniture(folder, 24, 0)
+    else:
+        write_shapes(folder, 24, 0, image_size=32)
 
 
 def losses(run: Path, stage: str) -> list[dict[str, float]]:
