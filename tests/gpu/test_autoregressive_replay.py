@@ -11,7 +11,7 @@ from tessera.generators.autoregressive.model import Autoregressive, Autoregressi
 from tessera.generators.autoregressive.sample import AutoregressiveSampleConfig, EndBetween, Known, Sampler, Stepper, Writer
 from tessera.tokenizers.mesh.coordinates import FaceOrder
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 BINS, TEXT = 16, 12
 DEVICE = torch.device("cuda")
 
