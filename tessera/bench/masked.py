@@ -1,6 +1,6 @@
 """Cases of the masked generator: training and sampling at the size of muse-maskgit-pytorch's MaskGit, and 400 M parameters.
 
-Variants are words in the environment, TESSERA_BENCH="trunk unmasked"; without it a case runs as it is reported.
+Variants are words in the environment, TESSERA_BENCH="blocks unmasked"; without it a case runs as it is reported.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WORDS = {
     "blocks": "each block is compiled by itself, and not the whole network; training then has no CUDA graphs",
     "unmasked": "cross-attention sees every text state: no mask, so dropped captions are not dropped",
     "whole": "the vocabulary in one piece, as the peer has it, not as two digits",
-    "heads64": "heads of 64 channels, not 128",
+    "heads64": "400m: heads of 64 channels, not 128",
     "fp32": "sampling: pixels in full precision, not bf16",
 }
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from tessera.batches import MeshBatch, SequenceBatch, TextStates
+from tessera.batches import MeshBatch, TextStates
 from tessera.bench.images import reduced, trainer
 from tessera.bench.timing import device, time_call
 from tessera.config import MeshDataConfig
+from tessera.contracts import Stage
 from tessera.data.loader import Feed
 from tessera.data.mesh_cache import MeshCache, write_meshes
 from tessera.data.meshes import MeshLoader
@@ -24,6 +25,8 @@ from tessera.generators.autoregressive.model import Autoregressive, Autoregressi
 from tessera.generators.autoregressive.sample import AutoregressiveSampleConfig, Sampler, Writer
 from tessera.generators.autoregressive.stage import AutoregressiveStageConfig, build_nets
 from tessera.generators.autoregressive.stage import build_stage as build_autoregressive
+from tessera.recipes.meshgpt.config import MeshGPTConfig
+from tessera.recipes.meshgpt.tokens import sequences, tokens_of
 from tessera.text.encoders import NoTextReader
 from tessera.tokenizers.mesh.coordinates import Coordinates
 from tessera.tokenizers.mesh.graph_stage import GraphTokenizerStageConfig
@@ -61,23 +64,31 @@ def count(module: torch.nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def timed_generator(num: int, faces: int) -> dict[str, Any]:
-    """A whole step of the engine on exact coordinates."""
-    net = generator(PEER)
-    step = trainer(build_autoregressive(PEER, {"generator": net}), 0)
-    names = tuple(str(i) for i in range(num))
-    batch = SequenceBatch(
-        ids=corners(num, faces).flatten(-2),
-        lengths=torch.full((num,), faces),
+def meshes(num: int, faces: int) -> MeshBatch:
+    """Random ones on the device, without captions."""
+    return MeshBatch(
+        corners=corners(num, faces),
+        num_faces=torch.full((num,), faces),
         text=TextStates.none(num, TEXT_WIDTH),
         valid=torch.ones(num, dtype=torch.bool),
         positions=torch.arange(num),
-        keys=names,
+        keys=tuple(str(i) for i in range(num)),
         captions=(None,) * num,
     ).to(device())
+
+
+def timed_training(stage: Stage, num: int, faces: int) -> dict[str, Any]:
+    """A whole step of the engine."""
+    step, batch = trainer(stage, 0), meshes(num, faces)
     repeats, warm = (2, 1) if reduced() else (20, 5)
     row = time_call(lambda: step(batch), num * faces, repeats=repeats, warm=warm)
-    return row | facts(num, faces, count(net))
+    return row | facts(num, faces, sum(map(count, stage.nets.values())))
+
+
+def timed_generator(num: int, faces: int) -> dict[str, Any]:
+    """On exact coordinates."""
+    read = sequences(tokens_of(MeshGPTConfig()))
+    return timed_training(build_autoregressive(PEER, {"generator": generator(PEER)}, read), num, faces)
 
 
 def train_case(data: Path | None) -> dict[str, Any]:
@@ -92,23 +103,8 @@ def long_case(data: Path | None) -> dict[str, Any]:
 
 def tokenizer_case(data: Path | None) -> dict[str, Any]:
     """The graph autoencoder at its defaults, 512 faces, batch 16."""
-    num, faces = (2, 16) if reduced() else (16, 512)
     torch.manual_seed(0)
-    stage = build_graph(GraphTokenizerStageConfig(), BINS)
-    step = trainer(stage, 0)
-    names = tuple(str(i) for i in range(num))
-    batch = MeshBatch(
-        corners=corners(num, faces),
-        num_faces=torch.full((num,), faces),
-        text=TextStates.none(num, TEXT_WIDTH),
-        valid=torch.ones(num, dtype=torch.bool),
-        positions=torch.arange(num),
-        keys=names,
-        captions=(None,) * num,
-    ).to(device())
-    repeats, warm = (2, 1) if reduced() else (20, 5)
-    row = time_call(lambda: step(batch), num * faces, repeats=repeats, warm=warm)
-    return row | facts(num, faces, count(stage.nets["tokenizer"]))
+    return timed_training(build_graph(GraphTokenizerStageConfig(), BINS), *((2, 16) if reduced() else (16, 512)))
 
 
 @torch.no_grad()

@@ -16,8 +16,8 @@ import numpy as np
 from tessera.config import MeshDataConfig, UserError
 from tessera.data.canonical import Cleaning, quantise, standardise
 from tessera.data.captions import pair_captions
-from tessera.data.folders import Contents, group_values, holds_nothing, list_folder
-from tessera.data.sources import DatasetSource, Index, Source, Stored, StringTable, entry, unique_keys
+from tessera.data.folders import Contents, holds_nothing, list_folder
+from tessera.data.sources import DatasetSource, Source, Stored, StringTable, entry, index_of
 from tessera.data.unread import note_beside_meshes
 from tessera.media.meshes import Mesh, Reading, TrimeshMissing, UnreadableMesh, read_mesh
 
@@ -50,15 +50,11 @@ class MeshFolder(Stored):
             contents, split_folders=config.split == "auto", class_folders=config.class_folders, name_captions=config.name_captions
         )
         note_beside_meshes(contents)
-        groups = None
-        if config.group_by is not None:
-            rows = [row.columns if (row := contents.rows.get(path)) else None for path in contents.samples]
-            groups = group_values(contents, rows, contents.samples, config.group_by)
         return cls(
             root=contents.root,
             rejects=tuple(contents.rejects),
             notes=contents.notes(),
-            index=Index.of(unique_keys(contents.samples), contents.captions, contents.sides, groups),
+            index=index_of(contents, config.group_by),
             up=config.up,
             _paths=StringTable(contents.samples),
         )

@@ -233,16 +233,12 @@ class ImageFolder(StoredImages):
             raise holds_nothing(contents)
         pair_captions(contents, split_folders=reading.split_folders, class_folders=reading.class_folders)
         note_beside_images(contents)
-        groups = None
-        if reading.group_by is not None:
-            rows = [row.columns if (row := contents.rows.get(image)) else None for image in contents.samples]
-            groups = group_values(contents, rows, contents.samples, reading.group_by)
         return cls(
             root=contents.root,
             rejects=tuple(contents.rejects),
             notes=contents.notes(),
             reading=reading,
-            index=Index.of(unique_keys(contents.samples), contents.captions, contents.sides, groups),
+            index=index_of(contents, reading.group_by),
             _paths=StringTable(contents.samples),
         )
 
@@ -262,6 +258,15 @@ class ImageFolder(StoredImages):
         facts, picture = inspect_image(self.path(index))
         with self.path(index).open("rb") as file:
             return Examined(facts, hashlib.file_digest(file, "sha256").digest(), picture)
+
+
+def index_of(contents: Contents, group_by: str | None) -> Index:
+    """Keys, captions and sides of a folder whose captions are paired, and groups where a column names them."""
+    groups = None
+    if group_by is not None:
+        rows = [row.columns if (row := contents.rows.get(path)) else None for path in contents.samples]
+        groups = group_values(contents, rows, contents.samples, group_by)
+    return Index.of(unique_keys(contents.samples), contents.captions, contents.sides, groups)
 
 
 def captions_of(source: Source, index: int) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tessera.config import ImageDataConfig, UserError
+from tessera.config import ImageDataConfig, MeshDataConfig, UserError
 from tessera.data.loader import prepare
 from tessera.data.opening import open_source
 from tessera.data.sources import Source, Stored, split_indices
@@ -60,6 +60,26 @@ def load_material(
     config: ImageDataConfig, *, most_train: int, most_held_out: int, seed: int, source: Source | None = None
 ) -> Material:
     """Reads up to so many pictures of each side, cut as validation pictures are. `source` is the user's own dataset, if any."""
+    sides = find_sides(config, source)
+    train = read_side(sides.source, config, sides.train, most_train, mix(seed, 1))
+    held_out = read_side(sides.other, config, sides.held_out, most_held_out, mix(seed, 2))
+    return Material(train, held_out, len(sides.train), sides.origin, sides.oracle)
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """Where training samples and held-out ones lie, of any medium."""
+
+    source: Source
+    train: npt.NDArray[np.int64]
+    other: Source  # of the held-out ones
+    held_out: npt.NDArray[np.int64]
+    origin: str
+    oracle: str | None  # the kind of synthetic data
+
+
+def find_sides(config: ImageDataConfig | MeshDataConfig, source: Source | None) -> Sides:
+    """heldout/ of synthetic data, else the validation split; nothing of either is the user's error."""
     if source is None:
         if config.path is None:
             raise UserError(
@@ -67,19 +87,15 @@ def load_material(
             )
         source = open_source(config.path, config)
     train, validation = split_indices(source, config.validation_fraction)
-    home = synth_home(source)
-    read_train = read_side(source, config, train, most_train, mix(seed, 1))
-    if home is None:
-        if not len(validation):
-            raise UserError(
-                "the validation split is empty: there is nothing to judge by; raise data.validation_fraction, or bring more files"
-            )
-        held_out = read_side(source, config, validation, most_held_out, mix(seed, 2))
-        return Material(read_train, held_out, len(train), "the validation split")
-    folder, kind = home
-    other = open_source(folder / "heldout", config)
-    held_out = read_side(other, config, np.arange(len(other)), most_held_out, mix(seed, 2))
-    return Material(read_train, held_out, len(train), "heldout/, combinations that training never showed", kind)
+    if (home := synth_home(source)) is not None:
+        other = open_source(home[0] / "heldout", config)
+        origin = "heldout/, combinations that training never showed"
+        return Sides(source, train, other, np.arange(len(other)), origin, home[1])
+    if not len(validation):
+        raise UserError(
+            "the validation split is empty: there is nothing to judge by; raise data.validation_fraction, or bring more files"
+        )
+    return Sides(source, train, source, validation, "the validation split", None)
 
 
 def synth_home(source: Source) -> tuple[Path, str] | None:

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tessera.config import MeshDataConfig, UserError
+from tessera.config import MeshDataConfig
 from tessera.data.mesh_sources import standard
-from tessera.data.opening import open_source
-from tessera.data.sources import Source, split_indices
-from tessera.evals.material import synth_home
+from tessera.data.sources import Source
+from tessera.evals.material import find_sides
 from tessera.media.meshes import Mesh, UnreadableMesh
 from tessera.randomness import mix, permute
 
@@ -54,26 +53,10 @@ def load_meshes(
     config: MeshDataConfig, *, most_train: int, most_held_out: int, seed: int, source: Source | None = None
 ) -> MeshMaterial:
     """Reads up to so many meshes of each side. `source` is the user's own dataset, if any."""
-    if source is None:
-        if config.path is None:
-            raise UserError(
-                "no data: an export does not know where they lie, nor does a run on a Python dataset; --set data.path=PATH"
-            )
-        source = open_source(config.path, config)
-    train, validation = split_indices(source, config.validation_fraction)
-    home = synth_home(source)
-    if home is None and not len(validation):
-        raise UserError(
-            "the validation split is empty: there is nothing to judge by; raise data.validation_fraction, or bring more files"
-        )
-    learned = read_meshes(source, config, train, most_train, mix(seed, 1))
-    if home is None:
-        held_out = read_meshes(source, config, validation, most_held_out, mix(seed, 2))
-        return MeshMaterial(learned, held_out, len(train), "the validation split", config.bins)
-    folder, kind = home
-    other = open_source(folder / "heldout", config)
-    held_out = read_meshes(other, config, np.arange(len(other)), most_held_out, mix(seed, 2))
-    return MeshMaterial(learned, held_out, len(train), "heldout/, combinations that training never showed", config.bins, kind)
+    sides = find_sides(config, source)
+    train = read_meshes(sides.source, config, sides.train, most_train, mix(seed, 1))
+    held_out = read_meshes(sides.other, config, sides.held_out, most_held_out, mix(seed, 2))
+    return MeshMaterial(train, held_out, len(sides.train), sides.origin, config.bins, sides.oracle)
 
 
 def read_meshes(source: Source, config: MeshDataConfig, indices: npt.NDArray[np.int64], most: int, key: int) -> MeshSide:

@@ -48,13 +48,21 @@ class Attention(nn.Module):
         self, x: Tensor, context: Tensor | None = None, mask: Tensor | None = None, angles: Tensor | None = None
     ) -> Tensor:
         """x b n d; context b m c, else x itself; mask b m, True where a key may be seen; angles n d/2 turn queries and keys."""
+        query, key, value = self.project(x, context, angles)
+        allowed = None if mask is None else mask[:, None, None, :]
+        return self.join(F.scaled_dot_product_attention(query, key, value, attn_mask=allowed))
+
+    def project(self, x: Tensor, context: Tensor | None, angles: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, b h n k each."""
         query = self.query_norm(self._by_head(self.query(x)))
         key, value = (self._by_head(part) for part in self.key_value(x if context is None else context).chunk(2, dim=-1))
         key = self.key_norm(key)
         if angles is not None:
             query, key = rotate(query, angles), rotate(key, angles)
-        allowed = None if mask is None else mask[:, None, None, :]
-        seen = F.scaled_dot_product_attention(query, key.to(query.dtype), value.to(query.dtype), attn_mask=allowed)
+        return query, key.to(query.dtype), value.to(query.dtype)
+
+    def join(self, seen: Tensor) -> Tensor:
+        """b h n k -> b n d"""
         return self.out(rearrange(seen, "b h n k -> b n (h k)"))
 
     def _by_head(self, x: Tensor) -> Tensor:
@@ -68,28 +76,15 @@ class CausalAttention(Attention):
         self, x: Tensor, context: Tensor | None = None, mask: Tensor | None = None, angles: Tensor | None = None
     ) -> Tensor:
         """x b n d, angles n d/2; there is no context, and no mask but the order."""
-        query, key, value = self.project(x, angles)
+        query, key, value = self.project(x, None, angles)
         return self.join(F.scaled_dot_product_attention(query, key, value, is_causal=True))
 
     def step(self, x: Tensor, angles: Tensor, kept: Tensor, place: Tensor) -> Tensor:
         """x b 1 d at a place (1 int64) whose angles are 1 d/2; kept 2 b h n k is written there, and not seen behind it."""
-        query, key, value = self.project(x, angles)
+        query, key, value = self.project(x, None, angles)
         kept.index_copy_(3, place, torch.stack([key, value]).to(kept.dtype))
         seen, (key, value) = torch.arange(kept.shape[3], device=x.device) <= place, kept.to(query.dtype).unbind(0)
         return self.join(F.scaled_dot_product_attention(query, key, value, attn_mask=seen[None]))
-
-    def project(self, x: Tensor, angles: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, b h n k each."""
-        query = self.query_norm(self._by_head(self.query(x)))
-        key, value = (self._by_head(part) for part in self.key_value(x).chunk(2, dim=-1))
-        key = self.key_norm(key)
-        if angles is not None:
-            query, key = rotate(query, angles), rotate(key, angles)
-        return query, key.to(query.dtype), value.to(query.dtype)
-
-    def join(self, seen: Tensor) -> Tensor:
-        """b h n k -> b n d"""
-        return self.out(rearrange(seen, "b h n k -> b n (h k)"))
 
 
 class FeedForward(nn.Module):

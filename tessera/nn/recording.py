@@ -5,6 +5,7 @@ What a step reads lies in dataclasses of tensors, at any depth. A recording has 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Generic, TypeVar
@@ -42,6 +43,11 @@ class Recording(Generic[Setup, State]):
     def play(self) -> None:
         """One step."""
         self.graph.replay()
+
+
+def sampling_precision(device: torch.device, bf16: bool) -> contextlib.AbstractContextManager[Any]:
+    """Around a step: bf16 where it is asked for. A cached cast would outlive a recording that made it, so nothing is cached."""
+    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False) if bf16 else contextlib.nullcontext()
 
 
 def shapes_of(*items: Any) -> tuple[Any, ...]:

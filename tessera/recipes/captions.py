@@ -7,13 +7,23 @@ from pathlib import Path
 
 import torch
 
-from tessera.batches import ReadText, Text, TextStates
+from tessera.batches import ReadText, TextStates
 from tessera.contracts import Nets
 from tessera.data.loader import Feed
-from tessera.data.sources import captions_of
+from tessera.data.sources import Source, captions_of, split_indices
 from tessera.data.text_cache import CachedText, write_text_states
 from tessera.data.text_files import PrecomputedText
-from tessera.text.encoders import FrozenEncoder, PrecomputedTextConfig, TextConfig, is_frozen, load_frozen, reader, text_width
+from tessera.text.encoders import (
+    FrozenEncoder,
+    PrecomputedTextConfig,
+    TextConfig,
+    encode_text,
+    is_frozen,
+    load_frozen,
+    reader,
+    settle,
+    text_width,
+)
 
 
 def training_text(config: TextConfig, feed: Feed) -> ReadText:
@@ -49,7 +59,10 @@ class Prompts:
             keys = [caption or "" for caption in captions]
             known = PrecomputedText.open(Path(config.path), config.length or 1, text_width(config), filter(None, keys))
             return known(captions, keys).to(self.device)
-        text = reader(config)(captions, [""] * len(captions)).to(self.device)
-        states = nets["text"](text) if isinstance(text, Text) else text
-        assert isinstance(states, TextStates)
-        return states
+        return encode_text(nets, reader(config)(captions, [""] * len(captions)).to(self.device))
+
+
+def settle_captions(config: TextConfig, source: Source, validation_fraction: float) -> TextConfig:
+    """The text section with what only the training captions know."""
+    train, _ = split_indices(source, validation_fraction)
+    return settle(config, (source.caption(int(index)) for index in train))

@@ -14,7 +14,7 @@ from PIL import Image
 from tessera.config import UserError
 from tessera.files import in_the_way
 from tessera.media.images import encode_png, to_array
-from tessera.media.mesh_files import encode_glb, encode_obj
+from tessera.media.mesh_files import encode_glb, encode_obj, encode_ply
 from tessera.media.meshes import Mesh
 from tessera.media.rendering import mesh_views, turntable
 from tessera.media.sheets import sheet
@@ -50,16 +50,16 @@ def write_samples(
     return written
 
 
-SUFFIXES = {"picture": (".png",), "mesh": (".glb", ".obj", ".png", ".gif")}
+SUFFIXES = {"picture": (".png",), "mesh": (".glb", ".obj", ".ply", ".png", ".gif")}
 """Of the files that `files_of` makes of one sample, the main one first."""
 
 
 def files_of(made: Image.Image | Mesh, prompt: str) -> dict[str, bytes]:
-    """A sample as files: a picture as png; a mesh as glb and obj, with pictures of it from four sides and all around."""
+    """A sample as files: a picture as png; a mesh as glb, obj and ply, with pictures of it from four sides and all around."""
     if isinstance(made, Image.Image):
         return {".png": encode_png(to_array(made, channels=len(made.getbands())))}  # type: ignore[arg-type]
     views = encode_png(sheet([mesh_views(made)], captions=[prompt, "", "", ""]))
-    return {".glb": encode_glb(made), ".obj": encode_obj(made), ".png": views, ".gif": turntable(made)}
+    return {".glb": encode_glb(made), ".obj": encode_obj(made), ".ply": encode_ply(made), ".png": views, ".gif": turntable(made)}
 
 
 def sample_names(request: Request) -> list[str]:

@@ -7,7 +7,7 @@ of time, into a cache. Or the user brings the states, a file for each sample (`p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeGuard
 
@@ -32,7 +32,7 @@ from tessera.text.precomputed import PrecomputedTextConfig, settle_precomputed
 __all__ = [
     "ByteReader", "ByteTextConfig", "ClassReader", "ClassTextConfig", "FrozenEncoder", "FrozenTextConfig", "MiniLMTextConfig",
     "NoTextConfig", "NoTextReader", "PrecomputedTextConfig", "TextConfig", "TransformersTextConfig",
-    "build_encoder", "is_frozen", "load_frozen", "reader", "settle", "text_width",
+    "build_encoder", "encode_text", "is_frozen", "load_frozen", "reader", "settle", "text_width",
 ]  # fmt: skip
 
 NO_TEXT_WIDTH = 8  # of states that nobody sees
@@ -108,6 +108,15 @@ def build_encoder(config: TextConfig) -> nn.Module | None:
             raise UserError("text.names is empty; settle the config with the training captions, or name the classes")
         return ClassEncoder(config)
     return None
+
+
+def encode_text(nets: Mapping[str, nn.Module], text: Text | TextStates) -> TextStates:
+    """Captions of a batch by the stage's own encoder, the net `text`; those of a frozen one come encoded."""
+    if isinstance(text, TextStates):
+        return text
+    states = nets["text"](text)
+    assert isinstance(states, TextStates)
+    return states
 
 
 def reader(config: TextConfig) -> ReadText:

@@ -43,6 +43,23 @@ class Small:
     quiet: tuple[str, ...]
 
 
+MESH = (
+    "data.validation_fraction=0.3",
+    "data.bins=32",
+    "data.scale=1.2",
+    "text={kind: bytes, length: 64, width: 16, depth: 1, heads: 2}",
+    "base.batch_size=5",
+    "base.model={width: 32, depth: 2, heads: 2, inner_width: 16, inner_depth: 1, dropout: 0.1}",
+    "base.optim={lr: 3e-3, warmup_steps: 2}",
+    "sample={max_faces: 12}",
+)
+QUIET_MESH = (
+    "base.model={width: 64, depth: 2, heads: 2, inner_width: 64, inner_depth: 1}",
+    "base.loss={text_dropout_prob: 0, length_dropout_prob: 0}",
+    "base.optim={lr: 1e-2, warmup_steps: 2, schedule: constant, weight_decay: 0}",
+    "data.scale=1",
+)
+
 SMALL = {
     "muse": Small(
         lambda out: write_shapes(out, 40, 0, image_size=32),
@@ -76,34 +93,13 @@ SMALL = {
     ),
     "meshgpt": Small(
         lambda out: write_furniture(out, 40, 0),
-        (
-            "data.validation_fraction=0.3",
-            "data.bins=32",
-            "data.scale=1.2",
-            "text={kind: bytes, length: 64, width: 16, depth: 1, heads: 2}",
-            "base.batch_size=5",
-            "base.model={width: 32, depth: 2, heads: 2, inner_width: 16, inner_depth: 1, dropout: 0.1}",
-            "base.optim={lr: 3e-3, warmup_steps: 2}",
-            "sample={max_faces: 12}",
-        ),
-        quiet=(
-            "base.model={width: 64, depth: 2, heads: 2, inner_width: 64, inner_depth: 1}",
-            "base.loss={text_dropout_prob: 0, length_dropout_prob: 0}",
-            "base.optim={lr: 1e-2, warmup_steps: 2, schedule: constant, weight_decay: 0}",
-            "data.scale=1",
-        ),
+        MESH,
+        quiet=QUIET_MESH,
     ),
     "meshgpt-graph": Small(
         lambda out: write_furniture(out, 40, 0),
         (
-            "data.validation_fraction=0.3",
-            "data.bins=32",
-            "data.scale=1.2",
-            "text={kind: bytes, length: 64, width: 16, depth: 1, heads: 2}",
-            "base.batch_size=5",
-            "base.model={width: 32, depth: 2, heads: 2, inner_width: 16, inner_depth: 1, dropout: 0.1}",
-            "base.optim={lr: 3e-3, warmup_steps: 2}",
-            "sample={max_faces: 12}",
+            *MESH,
             "tokenizer.kind=graph",
             "tokenizer.batch_size=5",
             "tokenizer.model={coordinate_width: 8, encoder_width: 32, encoder_layers: 2, decoder_width: 32, decoder_blocks: 2, "
@@ -111,10 +107,7 @@ SMALL = {
             "tokenizer.optim={lr: 3e-3, warmup_steps: 2}",
         ),
         quiet=(
-            "base.model={width: 64, depth: 2, heads: 2, inner_width: 64, inner_depth: 1}",
-            "base.loss={text_dropout_prob: 0, length_dropout_prob: 0}",
-            "base.optim={lr: 1e-2, warmup_steps: 2, schedule: constant, weight_decay: 0}",
-            "data.scale=1",
+            *QUIET_MESH,
             "tokenizer.model={coordinate_width: 16, encoder_width: 128, encoder_layers: 2, decoder_width: 128, "
             "decoder_blocks: 2, heads: 2, quantizer: {num_quantizers: 2, quantizer: {kind: fsq, levels: [5, 5, 4]}}}",
             "tokenizer.optim={lr: 3e-3, warmup_steps: 2, schedule: constant}",

@@ -28,7 +28,7 @@ __all__ = ["generated", "pictures", "tessera", "workshop"]
 Run = Callable[..., Any]
 BINS = 32
 KINDS = ("coordinates", "graph")
-SUFFIXES = (".glb", ".obj", ".png", ".gif", ".json")
+SUFFIXES = (".glb", ".obj", ".ply", ".png", ".gif", ".json")
 SETS = {
     "engine.device": "cpu",
     "engine.log_every_steps": "2",
@@ -138,7 +138,7 @@ def test_files_hold_what_the_session_draws(tessera: Run, exact: Session, tmp_pat
     assert tessera("sample", exact.path, "a chair", "--out", "out").code == 0
     (drawn,) = exact.sample("a chair")
     assert 1 <= len(drawn.faces) <= 20
-    for suffix in (".glb", ".obj"):
+    for suffix in (".glb", ".obj", ".ply"):
         found = quantise(read_mesh(tmp_path / "out" / f"0{suffix}").mesh, BINS)
         assert np.array_equal(found, quantise(drawn, BINS))
     assert same([to_mesh(quantise(drawn, BINS), BINS)], [drawn])  # in canonical order already

@@ -17,6 +17,7 @@ from tessera.config import Config
 from tessera.contracts import Context, Loss, Nets
 from tessera.generators.autoregressive.model import Autoregressive, length_class
 from tessera.randomness import mix, uniform
+from tessera.text.encoders import encode_text
 
 TEXT, LENGTH = 31, 32  # streams of random numbers
 PLACES = 8  # the first so many groups, whose loss is counted one by one
@@ -58,12 +59,12 @@ class AutoregressiveLosses:
         key = mix(context.seed, context.step) >> 1
         untold = uniform(key, context.positions, 1, TEXT)[:, 0] < self.config.text_dropout_prob
         free = uniform(key, context.positions, 1, LENGTH)[:, 0] < self.config.length_dropout_prob
-        return guess(nets, batch, encode_text(nets, batch).without(untold), batch.lengths.masked_fill(free, 0))
+        return guess(nets, batch, encode_text(nets, batch.text).without(untold), batch.lengths.masked_fill(free, 0))
 
     def measure(self, nets: Nets, batch: Any, context: Context) -> Loss:
         """Validation: with captions, without lengths."""
         batch = self.read(nets, batch)
-        return guess(nets, batch, encode_text(nets, batch), torch.zeros_like(batch.lengths))
+        return guess(nets, batch, encode_text(nets, batch.text), torch.zeros_like(batch.lengths))
 
 
 def guess(nets: Nets, batch: SequenceBatch, text: TextStates, lengths: Tensor) -> Loss:
@@ -114,12 +115,3 @@ def generator_of(nets: Nets) -> Autoregressive:
     net = nets["generator"]
     assert isinstance(net, Autoregressive)
     return net
-
-
-def encode_text(nets: Nets, batch: SequenceBatch) -> TextStates:
-    """Captions by the stage's own encoder; those of a frozen one come encoded."""
-    if isinstance(batch.text, TextStates):
-        return batch.text
-    states = nets["text"](batch.text)
-    assert isinstance(states, TextStates)
-    return states

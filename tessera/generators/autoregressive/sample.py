@@ -8,7 +8,6 @@ size and replayed on a GPU.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +21,7 @@ from tessera.config import Config
 from tessera.contracts import Constraint
 from tessera.generators.autoregressive.model import PREFIX, Autoregressive, length_class
 from tessera.nn.drawing import draw
-from tessera.nn.recording import Recording, mapped, shapes_of
+from tessera.nn.recording import Recording, mapped, sampling_precision, shapes_of
 from tessera.randomness import mix_tensors, uniform
 
 CHOICE = 41  # stream of random numbers
@@ -129,7 +128,7 @@ class Writer:
         if self.guided:
             none = text.without(torch.ones(size, dtype=torch.bool, device=device)) if negative is None else negative
             text, lengths = text.joined(none), torch.cat([lengths, lengths])
-        with self.autocast(device):
+        with sampling_precision(device, self.bf16):
             states, mask = net.context_of(text)
             prefix = net.prefix(text, length_class(lengths))
         if known is None:
@@ -141,7 +140,7 @@ class Writer:
         setup = Setup(seeds, states.to(kind), mask, kept, out, known)
         place = torch.zeros(1, dtype=torch.long, device=device)
         prefix = prefix.to(kind)
-        with self.autocast(device):
+        with sampling_precision(device, self.bf16):
             for index in range(PREFIX - 1):
                 net.step(prefix[:, index : index + 1], setup.states, mask, kept, place + index)
         begun, allowed = self.constraint.init(size, device)
@@ -150,7 +149,7 @@ class Writer:
 
     def step_once(self, setup: Setup, state: State) -> State:
         """Writes one group of every sample."""
-        with self.autocast(state.x.device):
+        with sampling_precision(state.x.device, self.bf16):
             context = self.net.step(state.x, setup.states, setup.mask, setup.kept, state.place)
             group = Group(self, setup, state)
             vector = self.net.write(context, group.choose)
@@ -158,10 +157,6 @@ class Writer:
         setup.out.index_copy_(1, state.place - (PREFIX - 1), ids[:, None])
         lengths = state.lengths + ~group.ended
         return State(state.place + 1, vector[:, None].to(state.x.dtype), group.ended, lengths, group.begun, group.allowed)
-
-    def autocast(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-        """A cached cast would outlive a recording that made it, so nothing is cached."""
-        return torch.autocast(device.type, torch.bfloat16, cache_enabled=False) if self.bf16 else contextlib.nullcontext()
 
 
 class Group:

@@ -19,6 +19,7 @@ from tessera.generators.masked.masking import FILL, RECALL, TEXT, capacity, chan
 from tessera.generators.masked.model import MaskedTransformer
 from tessera.nn.drawing import draw
 from tessera.randomness import mix, uniform
+from tessera.text.encoders import encode_text
 
 RECALL_PROB = 0.5  # Chen et al. 2022, section 3.2
 
@@ -69,7 +70,7 @@ class MaskedLosses:
         if low is not None and net.embed_low is not None:
             low = disturb(low, net.embed_low.vocab_size, self.config.low_noise, seed, step, positions)
         recalls = chance(RECALL_PROB, seed, step, positions, RECALL)
-        given = Given(encode_text(nets, batch).without(dropped), low, recalls)
+        given = Given(encode_text(nets, batch.text).without(dropped), low, recalls)
         loss = guess(nets, batch, given, context, step, self.config.label_smoothing)
         return add_verdict(loss, verdict(nets, loss.hand, through=True), self.joint) if self.joint else loss
 
@@ -80,7 +81,7 @@ class MaskedLosses:
     def measure(self, nets: Nets, batch: TokenBatch, context: Context) -> Loss:
         """Validation: with captions, undisturbed, and masks that do not change with the step, so that numbers compare."""
         low = None if batch.low is None else batch.low.flatten(1)
-        given = Given(encode_text(nets, batch), low, torch.ones_like(batch.valid))
+        given = Given(encode_text(nets, batch.text), low, torch.ones_like(batch.valid))
         loss = guess(nets, batch, given, context, step=0, smoothing=0.0)
         if "critic" not in nets:
             return loss
@@ -154,12 +155,3 @@ def generator_of(nets: Nets) -> MaskedTransformer:
     net = nets["generator"]
     assert isinstance(net, MaskedTransformer)
     return net
-
-
-def encode_text(nets: Nets, batch: TokenBatch) -> TextStates:
-    """Captions by the stage's own encoder; those of a frozen one come encoded."""
-    if isinstance(batch.text, TextStates):
-        return batch.text
-    states = nets["text"](batch.text)
-    assert isinstance(states, TextStates)
-    return states

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from tessera.batches import TextStates
 from tessera.generators.masked.model import MaskedTransformer
 from tessera.generators.masked.sample import Drawer, MaskedSampleConfig, Setup, State
-from tessera.nn.recording import Recording, shapes_of
+from tessera.nn.recording import Recording, sampling_precision, shapes_of
 
 
 class GraphedSampler:
@@ -49,9 +48,5 @@ class GraphedSampler:
 
     def step(self, setup: Setup, state: State) -> State:
         """One step at the chosen precision."""
-        with self._autocast(state.ids.device):
+        with sampling_precision(state.ids.device, self.bf16):
             return self.drawer.step_once(setup, state)
-
-    def _autocast(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-        """A cached cast would outlive the recording that made it, so nothing is cached."""
-        return torch.autocast(device.type, torch.bfloat16, cache_enabled=False) if self.bf16 else contextlib.nullcontext()

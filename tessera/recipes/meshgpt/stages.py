@@ -18,8 +18,7 @@ from tessera.data.canonical import to_mesh
 from tessera.data.loader import Feed
 from tessera.data.mesh_cache import MeshCache, write_meshes
 from tessera.data.meshes import MeshLoader
-from tessera.data.sources import Source, split_indices
-from tessera.generators.autoregressive.losses import encode_text
+from tessera.data.sources import Source
 from tessera.generators.autoregressive.sample import Sampler, Writer
 from tessera.generators.autoregressive.stage import build_nets
 from tessera.generators.autoregressive.stage import build_stage as build_autoregressive
@@ -27,11 +26,10 @@ from tessera.media.images import encode_png
 from tessera.media.meshes import Mesh
 from tessera.media.rendering import render
 from tessera.media.sheets import sheet
-from tessera.recipes.captions import training_text
+from tessera.recipes.captions import settle_captions, training_text
 from tessera.recipes.meshgpt.config import GraphConfig, MeshGPTConfig
 from tessera.recipes.meshgpt.tokens import meshes_of, module_of, sequences, tokens_of
-from tessera.text.encoders import NoTextConfig, NoTextReader, PrecomputedTextConfig, build_encoder, text_width
-from tessera.text.encoders import settle as settle_text
+from tessera.text.encoders import NoTextConfig, NoTextReader, PrecomputedTextConfig, build_encoder, encode_text, text_width
 from tessera.tokenizers.mesh.graph_stage import build_stage as build_graph
 
 PICTURE = 128  # pixels of a preview's side
@@ -63,8 +61,7 @@ def adopt(config: MeshGPTConfig, read: Callable[[str], Any]) -> MeshGPTConfig:
 
 def settle(config: MeshGPTConfig, source: Source) -> MeshGPTConfig:
     """What only the data knows of how captions are read."""
-    train, _ = split_indices(source, config.data.validation_fraction)
-    text = settle_text(config.text, (source.caption(int(index)) for index in train))
+    text = settle_captions(config.text, source, config.data.validation_fraction)
     return config if text == config.text else config.model_copy(update={"text": text})
 
 
@@ -133,7 +130,7 @@ def preview_reconstructions(config: MeshGPTConfig, raw: Nets, averaged: Nets, ba
 def preview_base(config: MeshGPTConfig, raw: Nets, averaged: Nets, batch: MeshBatch, context: Context) -> Preview:
     """Two rows: the fixed samples, and what the generator draws from their captions."""
     tokens, generator = tokens_of(config), averaged["generator"]
-    text = encode_text(averaged, sequences(tokens)(averaged, batch))
+    text = encode_text(averaged, batch.text)
     writer = Writer(generator, config.sample, tokens.constraint)  # type: ignore[arg-type]
     seeds = torch.arange(len(batch.keys), device=batch.corners.device)
     lengths = torch.full_like(seeds, config.sample.faces)

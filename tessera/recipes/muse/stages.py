@@ -16,9 +16,8 @@ from tessera.config import Layer, UserError, build, layer_of
 from tessera.contracts import Context, Nets, Preview, Stage, Tokenizer, Train
 from tessera.data.loader import Feed, ImageLoader
 from tessera.data.prepare import TokenCache, TokenPlan, write_tokens
-from tessera.data.sources import Source, split_indices
+from tessera.data.sources import Source
 from tessera.data.tokens import TokenLoader
-from tessera.generators.masked.losses import encode_text
 from tessera.generators.masked.model import Low
 from tessera.generators.masked.sample import MaskedSampleConfig, sample
 from tessera.generators.masked.stage import MaskedStageConfig, build_nets
@@ -27,12 +26,11 @@ from tessera.media.images import encode_png
 from tessera.media.sheets import sheet
 from tessera.nn.perceptual import load_vgg16
 from tessera.nn.similarity import psnr
-from tessera.recipes.captions import training_text
+from tessera.recipes.captions import settle_captions, training_text
 from tessera.recipes.muse.config import MuseConfig, grid_of
 from tessera.recipes.muse.drawing import pictures
 from tessera.recipes.precision import full_precision
-from tessera.text.encoders import NoTextConfig, PrecomputedTextConfig, build_encoder, text_width
-from tessera.text.encoders import settle as settle_text
+from tessera.text.encoders import NoTextConfig, PrecomputedTextConfig, build_encoder, encode_text, text_width
 from tessera.tokenizers.image.model import ImageTokenizer, ImageTokenizerConfig
 from tessera.tokenizers.image.stage import build_stage
 
@@ -81,8 +79,7 @@ def refuse_other_channels(config: MuseConfig, other: Any, origin: str) -> None:
 
 def settle(config: MuseConfig, source: Source) -> MuseConfig:
     """What only the data knows of how captions are read."""
-    train, _ = split_indices(source, config.data.validation_fraction)
-    text = settle_text(config.text, (source.caption(int(index)) for index in train))
+    text = settle_captions(config.text, source, config.data.validation_fraction)
     return config if text == config.text else config.model_copy(update={"text": text})
 
 
@@ -242,7 +239,7 @@ def draw_preview(options: MaskedSampleConfig, nets: Nets, batch: TokenBatch, low
     """Ids drawn from the batch's captions with the seeds 0, 1, ..., and those seeds."""
     generator: Any = nets["generator"]
     seeds = torch.arange(len(batch.keys), device=batch.ids.device)
-    return sample(generator, encode_text(nets, batch), seeds, options, low=low, critic=nets.get("critic")), seeds
+    return sample(generator, encode_text(nets, batch.text), seeds, options, low=low, critic=nets.get("critic")), seeds
 
 
 def facts_of(batch: TokenBatch, seeds: Tensor) -> dict[str, Any]:
