@@ -50,11 +50,12 @@ class MeshFolder(Stored):
             contents, split_folders=config.split == "auto", class_folders=config.class_folders, name_captions=config.name_captions
         )
         note_beside_meshes(contents)
+        index = index_of(contents, config.group_by)  # before the notes: it adds to them
         return cls(
             root=contents.root,
             rejects=tuple(contents.rejects),
             notes=contents.notes(),
-            index=index_of(contents, config.group_by),
+            index=index,
             up=config.up,
             _paths=StringTable(contents.samples),
         )

@@ -233,12 +233,13 @@ class ImageFolder(StoredImages):
             raise holds_nothing(contents)
         pair_captions(contents, split_folders=reading.split_folders, class_folders=reading.class_folders)
         note_beside_images(contents)
+        index = index_of(contents, reading.group_by)  # before the notes: it adds to them
         return cls(
             root=contents.root,
             rejects=tuple(contents.rejects),
             notes=contents.notes(),
             reading=reading,
-            index=index_of(contents, reading.group_by),
+            index=index,
             _paths=StringTable(contents.samples),
         )
 
