@@ -33,7 +33,7 @@ docs: .venv/core
 	touch $@
 
 .venv/dev: .venv/core
-	$(PIP) --editable '.[dev,track,data,text,eval,mesh]'
+	$(PIP) --editable '.[dev,track,data,text,eval,mesh,video]'
 	touch $@
 
 clean:

@@ -73,6 +73,34 @@ class ImageBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class VideoBatch:
+    """Clips of one size, filled up to one number of frames, with their captions. A picture is a clip of one frame."""
+
+    frames: Tensor  # b c t h w: uint8 on the host, float in [-1, 1] once moved; behind a clip's end its last frame again
+    lengths: Tensor  # b int64: frames that belong to each clip, 1 or more; what lies behind them counts nowhere
+    valid: Tensor  # b bool: False where a sample only fills up the last batch of a validation pass, or could not be read
+    positions: Tensor  # b int64, stays on the host
+    keys: tuple[str, ...]
+    captions: tuple[str | None, ...]
+    faults: tuple[str, ...] = ()  # path and reason of each sample that could not be read
+
+    @property
+    def mask(self) -> Tensor:
+        """b t bool: the frames that belong to each clip."""
+        return torch.arange(self.frames.shape[2], device=self.lengths.device) < self.lengths[:, None]
+
+    def to(self, device: torch.device) -> VideoBatch:
+        """Moves without waiting and turns uint8 into [-1, 1]."""
+        frames, lengths, valid = (part.to(device, non_blocking=True) for part in (self.frames, self.lengths, self.valid))
+        return replace(self, frames=from_uint8(frames) if frames.dtype == torch.uint8 else frames, lengths=lengths, valid=valid)
+
+    def pin_memory(self) -> VideoBatch:
+        """Called by the loader's pinning thread."""
+        frames, lengths, valid = (part.pin_memory() for part in (self.frames, self.lengths, self.valid))
+        return replace(self, frames=frames, lengths=lengths, valid=valid)
+
+
+@dataclass(frozen=True, slots=True)
 class Text:
     """Captions on their way to an encoder that the stage trains."""
 
@@ -143,18 +171,20 @@ class TokenBatch:
     keys: tuple[str, ...]
     captions: tuple[str | None, ...]
     low: Tensor | None = None  # b ... int64: the same samples on a coarser grid, for super-resolution
+    lengths: Tensor | None = None  # b int64: how far along the first axis each sample reaches; None: all of them to its end
     faults: tuple[str, ...] = ()
 
     def to(self, device: torch.device) -> TokenBatch:
         """Moves without waiting; ids travel in the type they are stored in."""
-        ids = self.ids.to(device, non_blocking=True).long()
-        low = None if self.low is None else self.low.to(device, non_blocking=True).long()
-        return replace(self, ids=ids, low=low, text=self.text.to(device), valid=self.valid.to(device, non_blocking=True))
+        ids, valid = (part.to(device, non_blocking=True) for part in (self.ids, self.valid))
+        low, lengths = (None if part is None else part.to(device, non_blocking=True).long() for part in (self.low, self.lengths))
+        return replace(self, ids=ids.long(), low=low, lengths=lengths, text=self.text.to(device), valid=valid)
 
     def pin_memory(self) -> TokenBatch:
         """Called by the loader's pinning thread."""
-        low = None if self.low is None else self.low.pin_memory()
-        return replace(self, ids=self.ids.pin_memory(), low=low, text=self.text.pin_memory(), valid=self.valid.pin_memory())
+        ids, valid = self.ids.pin_memory(), self.valid.pin_memory()
+        low, lengths = (None if part is None else part.pin_memory() for part in (self.low, self.lengths))
+        return replace(self, ids=ids, low=low, lengths=lengths, text=self.text.pin_memory(), valid=valid)
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,6 +208,15 @@ class Train:
 
 
 @dataclass(frozen=True, slots=True)
+class Scene:
+    """A part of a clip with a caption of its own."""
+
+    caption: str
+    frames: int  # how many this scene adds
+    overlap: int | None = None  # frames of what came before that it goes on from; 0 is a hard cut, None what the recipe takes
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """So many samples to draw at once: what a recipe draws is a function of each row alone."""
 
@@ -218,16 +227,19 @@ class Chunk:
     pictures: Tensor | None = None  # b c h w in [-1, 1], as large as what is drawn: where drawing starts from
     redraw: Tensor | None = None  # b h w bool with `pictures`: True where something new is drawn
     mesh: Any = None  # a part of a mesh, of which a whole one is made
+    frames: Tensor | None = None  # b c t h w in [-1, 1]: frames of a clip that are given, at their places; others hold anything
+    given: Tensor | None = None  # t bool with `frames`: which ones are given
+    scenes: Sequence[Scene] | None = None  # of a clip of several scenes; then captions are not read
 
 
 class Draw(Protocol):
     """A recipe's trained nets, ready to draw."""
 
     def __call__(self, chunk: Chunk) -> Sequence[Any]:
-        """One thing of the recipe's medium for every row: a PIL picture, a `media.meshes.Mesh`."""
+        """One thing of the recipe's medium for every row: a PIL picture, a `media.clips.Clip`, a `media.meshes.Mesh`."""
 
     def loss(self, real: Any, captions: Sequence[str | None]) -> Mapping[str, float]:
-        """Held-out loss of real things (pictures as uint8 n h w c, or a list of meshes), in the units of training."""
+        """Held-out loss of real things (pictures as uint8 n h w c, or a list of clips or meshes), in the units of training."""
 
 
 def _as_it_is(config: Any, other: Any) -> Any:
@@ -240,7 +252,7 @@ class Recipe:
 
     name: str
     summary: str
-    medium: Literal["picture", "mesh"]  # what is drawn
+    medium: Literal["picture", "clip", "mesh"]  # what is drawn
     config_type: type[Config]
     presets: Mapping[str, Callable[[], Config]]
     steps: Callable[[Any], Sequence[Train]]

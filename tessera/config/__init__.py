@@ -16,6 +16,7 @@ from tessera.config.sections import (
     MeshDataConfig,
     MeshEvaluateConfig,
     OptimConfig,
+    VideoDataConfig,
 )  # fmt: skip
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "MeshEvaluateConfig",
     "OptimConfig",
     "UserError",
+    "VideoDataConfig",
     "build",
     "difference",
     "document",

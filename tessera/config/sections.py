@@ -63,6 +63,34 @@ class ImageDataConfig(DataConfig):
         return self
 
 
+class VideoDataConfig(ImageDataConfig):
+    """Clips: where they come from, which frames of them are taken, and how they are cut. A picture is a clip of one frame."""
+
+    channels: Literal[1, 3] = 3
+    """1 grey, 3 RGB."""
+    frames: int = Field(17, ge=1, le=1024)
+    """Frames of a training clip. A shorter one is taken whole; what is missing counts nowhere."""
+    fps: float | None = Field(None, gt=0, le=240)
+    """Take frames at this rate, by their times; null: as they are stored."""
+    stride: int = Field(1, ge=1, le=64)
+    """Without fps: take every n-th frame."""
+    start: Literal["random", "first"] = "random"
+    """Where a longer clip is cut: anywhere, drawn per epoch, or at its beginning. Validation takes its middle, or that."""
+    fit: Literal["crop", "letterbox"] = "crop"
+    """How a frame that is not square becomes one: cut, or shrunk, with bars of the background."""
+    image_share: float | None = Field(None, ge=0, lt=1)
+    """Share of the samples that are single pictures: picture files of the folder where it has any, else frames of clips.
+    null: picture files are samples like any other."""
+
+    @model_validator(mode="after")
+    def _frames(self) -> VideoDataConfig:
+        if self.fps is not None and self.stride > 1:
+            raise ValueError(f"fps {self.fps:g} and stride {self.stride} both say which frames are taken; leave one of them out")
+        if self.fit == "letterbox" and self.crop == "random":
+            raise ValueError("fit: letterbox leaves nothing to cut, so crop: random has no effect; leave one of them out")
+        return self
+
+
 class MeshDataConfig(DataConfig):
     """Meshes: where they come from, how fine their coordinates are, and how they vary."""
 
