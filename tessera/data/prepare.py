@@ -58,9 +58,8 @@ class TokenPlan:
     @classmethod
     def of(cls, config: ImageDataConfig, tokenizer: str, vocab_size: int, resolution: int, time_stride: int = 0) -> TokenPlan:
         """Without random crops, mirror images and windows of clips all views of a sample would be the same one."""
-        varied = (
-            config.crop == "random" or bool(config.flip) or (isinstance(config, VideoDataConfig) and config.start == "random")
-        )
+        windows = isinstance(config, VideoDataConfig) and config.start == "random"
+        varied = config.crop == "random" or bool(config.flip) or windows
         return cls(tokenizer, vocab_size, resolution, config.views if varied else 1, time_stride)
 
     @property
@@ -98,7 +97,11 @@ def write_tokens(feed: Feed, plan: TokenPlan, encode: Callable[[Tensor], Tensor]
     """Makes what is missing of a cache. `encode` takes pictures b c h w in [-1, 1] on the device, or clips b c t h w, and returns
     ids b ...; `views` are those of clips."""
     folder = cache_folder(feed, plan)
-    shards = [shard for shard in range(num_shards(len(feed.source))) if not shard_path(folder, shard).exists()]
+    shards = [
+        shard
+        for shard in range(num_shards(len(feed.source)))
+        if not all(path.exists() for path in shard_files(folder, shard, plan))
+    ]
     if not shards and (folder / "manifest.json").is_file():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -169,6 +172,16 @@ class Encoded:
         return Encoded(ids, lengths, self.faults | other.faults)
 
 
+def lengths_path(folder: Path, shard: int) -> Path:
+    """How far the clips of one shard reach."""
+    return folder / f"{shard:05d}.lengths.npy"
+
+
+def shard_files(folder: Path, shard: int, plan: TokenPlan) -> list[Path]:
+    """All arrays of one shard."""
+    return [shard_path(folder, shard), *([lengths_path(folder, shard)] if plan.time_stride else [])]
+
+
 def encode_shards(
     feed: Feed, plan: TokenPlan, encode: Callable[[Tensor], Tensor], views: Dataset[Viewed], shards: Sequence[int]
 ) -> Iterator[tuple[int, Encoded]]:
@@ -231,7 +244,7 @@ def write_shard(folder: Path, shard: int, made: Encoded, plan: TokenPlan) -> Non
     write_json(path.with_suffix(".json"), made.faults)
     if plan.time_stride:
         steps = 1 + -(-(made.lengths - 1) // plan.time_stride)
-        write_array(path.with_suffix(".lengths.npy"), steps.astype(np.uint16))
+        write_array(lengths_path(folder, shard), steps.astype(np.uint16))
     write_array(path, made.ids.astype(plan.dtype))
 
 
@@ -283,7 +296,7 @@ class TokenCache:
             wanted = (len(shard_samples(shard, self.num_samples)), self.views, *self.grid)
             expect(shard_path(folder, shard), wanted)
             if self.time_stride:
-                expect(shard_path(folder, shard).with_suffix(".lengths.npy"), wanted[:2])
+                expect(lengths_path(folder, shard), wanted[:2])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_shards": {}}
@@ -298,7 +311,7 @@ class TokenCache:
         if not self.time_stride:
             return None
         shard, row = divmod(index, SHARD_SAMPLES)
-        return int(self._mapped(shard_path(self.folder, shard).with_suffix(".lengths.npy"))[row, view])
+        return int(self._mapped(lengths_path(self.folder, shard))[row, view])
 
     def _mapped(self, path: Path) -> Ids:
         if path not in self._shards:
