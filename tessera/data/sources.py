@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import operator
-import posixpath
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -267,7 +266,9 @@ def index_of(contents: Contents, group_by: str | None) -> Index:
     if group_by is not None:
         rows = [row.columns if (row := contents.rows.get(path)) else None for path in contents.samples]
         groups = group_values(contents, rows, contents.samples, group_by)
-    return Index.of(unique_keys(contents.samples, map(contents.stem, contents.samples)), contents.captions, contents.sides, groups)
+    return Index.of(
+        unique_keys(contents.samples, map(contents.stem, contents.samples)), contents.captions, contents.sides, groups
+    )
 
 
 def captions_of(source: Source, index: int) -> tuple[str, ...]:

@@ -37,7 +37,9 @@ def note_beside_meshes(contents: Contents) -> None:
 def note_beside_clips(contents: Contents) -> None:
     """What `captions.pair_captions` does not take."""
     told = "text or table not read; captions stand in NAME.txt beside NAME.mp4 or beside the folder NAME, or in metadata.jsonl, .csv or .parquet"
-    _note_each(contents, contents.unread, lambda _: told, "neither clips nor captions", {**_FAMILY_OF, ".tar": "tars; unpack them first"})
+    _note_each(
+        contents, contents.unread, lambda _: told, "neither clips nor captions", {**_FAMILY_OF, ".tar": "tars; unpack them first"}
+    )
 
 
 def note_beside_tars(contents: Contents) -> None:
