@@ -185,9 +185,9 @@ def sample(
     frames: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """ids b n. `seeds` b int64; `negative` replaces the empty text of the other branch; `known` b n holds tokens that stay, and
-    `mask_id` where something is to be drawn; `low` b k are coarser tokens to refine; `critic` is for order critic; `frames` b t bool
-    says which steps of the first axis are there, at least one of each row: tokens of the others are not looked at, not drawn, and
-    come out as 0, whatever `known` has there."""
+    `mask_id` where something is to be drawn; `low` b k are coarser tokens to refine; `critic` is for order critic; `frames` b t
+    bool says which steps of the first axis are there, at least one of each row: tokens of the others are not looked at, not
+    drawn, and come out as 0, whatever `known` has there."""
     drawer = Drawer(net, config, critic)
     setup, state = drawer.prepare(text, seeds, negative, known, low, frames)
     for _ in range(config.steps):
