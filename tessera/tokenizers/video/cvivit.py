@@ -1,4 +1,4 @@
-"""The transformer backbone, C-ViViT (Villegas et al. 2022, section 2.1): patches, attention within latent frames, then along time.
+"""The transformer backbone, C-ViViT (Villegas et al. 2022, section 2.1): attention within latent frames, then along time.
 
 The first frame has its own patches and pixel head. Attention along time is causal and sees a window of latent frames, so what a
 streamed decoder keeps does not grow. Positions are rotary; norms come first.
