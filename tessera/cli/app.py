@@ -169,17 +169,13 @@ def export(
     checkpoint: Annotated[str, typer.Option(metavar="NAME", help="latest, best or step-N.")] = "latest",
 ) -> None:
     """Write what use needs of a run into a folder that travels: weights, config, model card."""
-    from tessera.sampling.package import export_run
+    from tessera.sampling.package import export_run, next_command
 
     export_run(run, out, checkpoint)
     for file in sorted(path for path in out.rglob("*") if path.is_file()):
         print(f"{file}  {file.stat().st_size:,} bytes")
     print(f"the licence in {out / 'README.md'} is yours to write")
-    if (out / "base").is_dir():
-        print(f'next: tessera sample {shlex.quote(str(out))} "PROMPT"')
-        return
-    code = f'import tessera; tessera.load({json.dumps(str(out))}).reconstruct("PICTURE")[0].save("reconstruction.png")'
-    print(f"next: python -c {shlex.quote(code)}")
+    print(f"next: {next_command(run, out)}")
 
 
 @app.command()
