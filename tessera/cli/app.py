@@ -326,7 +326,7 @@ def finish(run: Path) -> None:
     stages = sorted(run.glob("*/checkpoints/latest"), key=lambda path: path.stat().st_mtime)
     for latest in stages:
         print(f"{latest.parent.parent.name}: {latest.parent / latest.read_text().strip()}")
-    pictures = sorted(stages[-1].parent.parent.glob("samples/*.png")) if stages else []
+    pictures = sorted(stages[-1].parent.parent.glob("samples/*.[pg][ni][gf]")) if stages else []  # png, or gif and png
     if pictures:
         print(f"pictures: {pictures[-1]}")
     name, last = shlex.quote(str(run)), stages[-1].parent.parent.name if stages else "tokenizer"

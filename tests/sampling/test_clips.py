@@ -1,4 +1,4 @@
-"""Requests for clips, from a call or a file to what the recipe is asked; clips to tokens and back. The recipe is `clipmaker`'s."""
+"""Requests for clips, from a call or a file to what the recipe is asked; clips to tokens and back. The recipe is clipmaker's."""
 
 from __future__ import annotations
 
