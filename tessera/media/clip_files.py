@@ -59,7 +59,9 @@ def frame_sheet(clips: Sequence[Clip], captions: Sequence[str], *, most: int = 8
     """A picture: of every clip a row of at most `most` frames, evenly chosen, the first and the last among them; under it its
     caption."""
     if not clips or len(clips) != len(captions) or most < 1:
-        raise ValueError(f"got {len(clips)} clips, {len(captions)} captions and most={most}; expected one caption a clip, and frames")
+        raise ValueError(
+            f"got {len(clips)} clips, {len(captions)} captions and most={most}; expected one caption a clip, and frames"
+        )
     rows = [sheet([[clip.frames[place] for place in evenly(len(clip.frames), most)]], scale=scale) for clip in clips]
     width = max(row.shape[1] for row in rows)
     padded = [np.pad(row, ((0, 0), (0, width - row.shape[1]), (0, 0)), constant_values=255) for row in rows]

@@ -60,6 +60,9 @@ def test_files_by_contract_and_their_json_draws_them_again(tessera: Run, served:
     assert "scenes" not in facts
     start = colour_of("down", 6)
     assert greys(read_clip(tmp_path / "out" / "1-1.gif", lambda facts: range(facts.num_frames))) == [start + i for i in range(9)]
+    with Image.open(tmp_path / "out" / "1-1.png") as sheet:
+        assert sheet.width == 2 + 9 * 18  # all frames, side by side
+        assert np.asarray(sheet)[10, 10::18][:9, 0].tolist() == [start + i for i in range(9)]
     assert tessera("sample", served, "--request", "out/1-1.json", "--out", "again").code == 0
     for suffix in (".gif", ".mp4", ".png"):
         assert (tmp_path / "again" / f"0{suffix}").read_bytes() == found[f"1-1{suffix}"]
