@@ -326,9 +326,10 @@ def finish(run: Path) -> None:
     stages = sorted(run.glob("*/checkpoints/latest"), key=lambda path: path.stat().st_mtime)
     for latest in stages:
         print(f"{latest.parent.parent.name}: {latest.parent / latest.read_text().strip()}")
-    pictures = sorted(stages[-1].parent.parent.glob("samples/*.[pg][ni][gf]")) if stages else []  # png, or gif and png
+    samples = list(stages[-1].parent.parent.glob("samples/step-*.*")) if stages else []
+    pictures = [path for path in samples if path.suffix in (".png", ".gif")]
     if pictures:
-        print(f"pictures: {pictures[-1]}")
+        print(f"pictures: {max(pictures, key=lambda path: (path.stem, path.suffix == '.gif'))}")
     name, last = shlex.quote(str(run)), stages[-1].parent.parent.name if stages else "tokenizer"
     first = (
         f"tessera export {name} --out DIR"
