@@ -15,8 +15,8 @@ from torch import Tensor
 from tessera.batches import from_uint8, to_uint8
 from tessera.config import UserError, VideoDataConfig
 from tessera.media.clip_facts import PAUSE, Look
-from tessera.media.clips import AvMissing, Clip, Frames, UnreadableClip, read_clip
-from tessera.media.framing import every_frame, letterbox
+from tessera.media.clips import AvMissing, Clip, ClipFacts, Frames, UnreadableClip, read_clip
+from tessera.media.framing import frames_from, letterbox, room_from
 from tessera.media.images import Pixels, fit
 from tessera.recipes.precision import full_precision
 from tessera.sampling.request import Request
@@ -106,13 +106,19 @@ def read(footage: Footage, data: VideoDataConfig, most: int | None = None) -> Cl
         return Clip(np.stack([look.of_array(frame) for frame in checked_frames(array)[:most]]), fps)
     try:
         return read_clip(
-            footage, lambda facts: every_frame(facts, data.fps, data.stride, most), channels=look.channels,
-            background=look.background, min_side=look.min_side,
+            footage, lambda facts: first_frames(facts, data, most), channels=look.channels, background=look.background,
+            min_side=look.min_side,
         )  # fmt: skip
     except UnreadableClip as error:
         raise UserError(f"{error}; expected a picture, a gif, an apng, a webp or a video") from None
     except AvMissing as error:
         raise UserError(str(error)) from None
+
+
+def first_frames(facts: ClipFacts, data: VideoDataConfig, most: int | None) -> list[int]:
+    """All frames that the data's rate or stride takes, or the first ones."""
+    count = int(room_from(facts, data.fps, data.stride)[0])
+    return frames_from(facts, 0, count if most is None else min(count, most), data.fps, data.stride)
 
 
 def checked_frames(array: Any) -> Frames:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,13 @@ import pytest
 import torch
 from PIL import Image
 
-from tessera.config import UserError
+from tessera.config import UserError, VideoDataConfig
 from tessera.contracts import Scene
+from tessera.data.clip_sources import ClipFolder
+from tessera.data.clips import prepare_clip
+from tessera.media.clip_files import encode_gif
 from tessera.media.clips import Clip
+from tessera.sampling.clips import prepare
 from tessera.sampling.request import make_request, read_request
 from tessera.sampling.session import Session, load
 from tests.sampling.clipmaker import STORY, ClipSample, chunks, clip_session, colour_of, grey, greys, session, write_gif
@@ -93,6 +98,40 @@ def test_frames_are_cut_or_framed_as_training_data_are(tmp_path: Path) -> None:
     assert (framed[12:] == (1, 2, 3)).all()
     assert (framed[4:12, 6:10] == 200).all()
     assert (framed[4:12, :2] == 0).all()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"fit": "letterbox", "background": (9, 80, 200)}, {"fps": 4.0}, {"fps": 25.0, "channels": 1}, {"stride": 3}],
+    ids=str,
+)
+def test_files_are_prepared_as_in_training(tmp_path: Path, values: dict[str, Any]) -> None:
+    noise = np.random.default_rng(3).integers(0, 256, (11, 24, 50, 3), dtype=np.uint8)
+    still = noise[0].repeat(2, axis=0)
+    for name, clip in (("moving", noise), ("still", still[None])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.gif").write_bytes(encode_gif(Clip(clip, 10.0)))
+        data = VideoDataConfig(**{"frames": 100, "resolution": 16, "start": "first", **values})
+        wanted = prepare_clip(ClipFolder.open(tmp_path / name, data), data, 0, 0)
+        assert wanted.readable
+        found = prepare(tmp_path / name / "a.gif", data)
+        assert np.array_equal(found.frames, wanted.frames)
+        assert np.array_equal(prepare(tmp_path / name / "a.gif", data, most=2).frames, wanted.frames[:2])
+
+
+def test_real_clips_go_on(session: Session) -> None:
+    if "TESSERA_REAL_DATA" not in os.environ:
+        pytest.skip("needs TESSERA_REAL_DATA")
+    paths = sorted((Path(os.environ["TESSERA_REAL_DATA"]) / "sprites").rglob("*.gif"))[:20]
+    for path in paths:
+        with Image.open(path) as image:
+            count = image.n_frames
+        (clip,) = session.sample("up", image=path, frames=count + 2)
+        assert len(clip.frames) == count + 2
+        assert len(np.unique(clip.frames[0])) > 2
+        assert [len(np.unique(frame)) for frame in clip.frames[count:]] == [1, 1]
+        (back,) = session.reconstruct(path)
+        assert len(back.frames) == count
 
 
 # ---- tokens
