@@ -14,14 +14,14 @@ from torch import Tensor
 
 from tessera.batches import from_uint8, to_uint8
 from tessera.config import UserError, VideoDataConfig
-from tessera.media.clip_facts import PAUSE, Look
+from tessera.media.clip_facts import Look
 from tessera.media.clips import AvMissing, Clip, ClipFacts, Frames, UnreadableClip, read_clip
 from tessera.media.framing import frames_from, letterbox, room_from
 from tessera.media.images import Pixels, fit
 from tessera.recipes.precision import full_precision
 from tessera.sampling.request import Request
 
-FPS = 1 / PAUSE  # of what does not say: arrays, pictures, ids
+FPS = 8.0  # of what does not say: arrays, pictures, ids
 CHUNK_FRAMES = 256  # that go through a tokenizer at once, if they are of several clips
 
 Footage: TypeAlias = "Path | str | Clip | Image.Image | npt.NDArray[Any]"  # a picture is a clip of one frame
@@ -33,8 +33,11 @@ def num_frames(request: Request, data: VideoDataConfig) -> int:
     return data.frames if asked is None else asked
 
 
-def given_frames(request: Request, data: VideoDataConfig, device: torch.device) -> tuple[Tensor, Tensor] | None:
-    """What a request gives of a clip: frames 1 c t h w in [-1, 1], all others black, and which ones are given, t bool."""
+def given_frames(
+    request: Request, data: VideoDataConfig, time_stride: int, device: torch.device
+) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+    """What a request gives of a clip: frames 1 c t h w in [-1, 1], all others black, and which ones are given, t bool. They reach
+    to the end of the last given latent frame, for a clip may be much longer."""
     if request.image is None and not request.keyframes:
         return None
     total = num_frames(request, data)
@@ -58,8 +61,9 @@ def given_frames(request: Request, data: VideoDataConfig, device: torch.device) 
         known[at] = one_frame(picture, data)
     if len(known) == total:
         raise UserError(f"all {total:,} frames are given, so nothing would be drawn; leave some out, or ask for more frames")
-    frames = torch.zeros(total, data.resolution, data.resolution, data.channels, dtype=torch.uint8)
-    given = torch.zeros(total, dtype=torch.bool)
+    reach = min(total, 1 + -(-max(known) // time_stride) * time_stride)
+    frames = torch.zeros(reach, data.resolution, data.resolution, data.channels, dtype=torch.uint8)
+    given = torch.zeros(reach, dtype=torch.bool)
     for at, pixels in known.items():
         frames[at], given[at] = torch.from_numpy(pixels.copy()), True
     return batch_of(frames.numpy()[None], device), given.to(device)

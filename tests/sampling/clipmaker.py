@@ -27,6 +27,8 @@ class ClipSample(Config):
 
     frames: int | None = Field(None, ge=1, le=500)
     """How many."""
+    fps: float | None = None
+    """Of what is drawn."""
     guidance: float = Field(2.0, ge=0)
     """Moves nothing here."""
     chunk: int = Field(2, ge=1)
@@ -67,8 +69,8 @@ class Flicker:
             greys = (starts + np.arange(length)).astype(np.uint8)
             frames = np.broadcast_to(greys[:, None, None, None], (length, size, size, channels)).copy()
             if chunk.frames is not None and chunk.given is not None:
-                known = to_uint8(chunk.frames[row]).permute(1, 2, 3, 0).cpu().numpy()
-                frames[chunk.given.cpu().numpy()] = known[chunk.given.cpu().numpy()]
+                places = chunk.given.nonzero().flatten().numpy()
+                frames[places] = to_uint8(chunk.frames[row]).permute(1, 2, 3, 0).numpy()[places]
             made.append(Clip(frames, 8.0))
         return made
 

@@ -66,6 +66,16 @@ def test_frames_that_are_given_lie_at_their_places(session: Session) -> None:
         assert torch.allclose(chunk.frames[:, :, chunk.given], expected[None, None, :, None, None].expand(2, 3, 3, 16, 16))
 
 
+def test_given_frames_of_a_long_clip_reach_no_further_than_their_tokens(session: Session) -> None:
+    for count, reach in ((1, 1), (2, 3), (3, 3), (4, 5)):  # the first frame alone, then two at a time
+        (clip,) = session.sample("up", frames=400, image=np.stack([grey(7)] * count))
+        assert (len(clip.frames), greys(clip)[: count + 1]) == (400, [7] * count + [colour_of("up", 0) + count])
+        chunk = chunks(session)[-1]
+        assert chunk.frames is not None
+        assert chunk.given is not None
+        assert (chunk.frames.shape[2], chunk.given.tolist()) == (reach, [place < count for place in range(reach)])
+
+
 def test_a_clip_goes_on_from_a_picture_or_a_clip(session: Session) -> None:
     start = colour_of("up", 0)
     for image in (grey(9), Image.fromarray(grey(9)), grey(9)[:, :, :1], grey(9)[:, :, 0]):
@@ -143,10 +153,10 @@ def test_clips_of_any_length_there_and_back(session: Session) -> None:
     assert ids.shape == (3, 4, 2, 2)
     assert [row[:, 0, 0].tolist() for row in ids] == [[0, 15, 35, 50], [0, 10, 10, 10], [50] * 4]
     decoded = session.decode(ids)
-    assert greys(decoded[0]) == [0, 15, 15, 35, 35, 50, 50]
+    assert (greys(decoded[0]), decoded[0].fps) == ([0, 15, 15, 35, 35, 50, 50], 8.0)
     back = session.reconstruct(Clip(rising, 24.0), rising[:2], grey(50))
     assert [greys(clip) for clip in back] == [[0, 15, 15, 35, 35, 50], [0, 10], [50]]
-    assert [clip.fps for clip in back] == [24.0, 10.0, 10.0]
+    assert [clip.fps for clip in back] == [24.0, 8.0, 8.0]
 
 
 def test_many_clips_go_in_chunks(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
