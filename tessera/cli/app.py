@@ -101,10 +101,13 @@ def sample(
     ] = None,
     n: Annotated[int | None, typer.Option("-n", help="Samples of each prompt; default 1.")] = None,
     seed: Annotated[int | None, typer.Option(help="Sample k of a prompt has the seed S + k; default 0.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Passes through the generator; pictures only.")] = None,
+    frames: Annotated[int | None, typer.Option(help="Length of a clip; default that of a training clip.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Passes through the generator; not of meshes.")] = None,
     guidance: Annotated[float | None, typer.Option(help="Pull towards the prompt; 1 is none.")] = None,
     negative: Annotated[str | None, typer.Option(metavar="TEXT", help="What samples should not be.")] = None,
-    image: Annotated[Path | None, typer.Option(metavar="FILE", help="Start from this picture: a variation of it.")] = None,
+    image: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A variation of this picture; a clip goes on from it, or from a clip.")
+    ] = None,
     mask: Annotated[Path | None, typer.Option(metavar="FILE", help="With --image: draw anew only where this is white.")] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where files go; default RUN/drawn/NNN, of an export ./drawn/NNN.")
@@ -112,10 +115,10 @@ def sample(
     checkpoint: Annotated[str | None, typer.Option(metavar="NAME", help="latest, best or step-N of the last stage.")] = None,
     sets: Sets = None,
 ) -> None:
-    """Draw pictures or meshes from prompts, each with a .json beside it that draws it again."""
+    """Draw pictures, clips or meshes from prompts, each with a .json beside it that draws it again."""
     from tessera.sampling.serve import draw_to_files
 
-    flags = {"steps": steps, "guidance": guidance}
+    flags = {"frames": frames, "steps": steps, "guidance": guidance}
     named = {"n": n, "seed": seed, "negative": negative, "image": image, "mask": mask}
     drawn = draw_to_files(
         run, prompts or [], prompts_file=prompts_file, request_file=request, sets=sets or (), out=out, checkpoint=checkpoint,
@@ -166,17 +169,13 @@ def export(
     checkpoint: Annotated[str, typer.Option(metavar="NAME", help="latest, best or step-N.")] = "latest",
 ) -> None:
     """Write what use needs of a run into a folder that travels: weights, config, model card."""
-    from tessera.sampling.package import export_run
+    from tessera.sampling.package import export_run, next_command
 
     export_run(run, out, checkpoint)
     for file in sorted(path for path in out.rglob("*") if path.is_file()):
         print(f"{file}  {file.stat().st_size:,} bytes")
     print(f"the licence in {out / 'README.md'} is yours to write")
-    if (out / "base").is_dir():
-        print(f'next: tessera sample {shlex.quote(str(out))} "PROMPT"')
-        return
-    code = f'import tessera; tessera.load({json.dumps(str(out))}).reconstruct("PICTURE")[0].save("reconstruction.png")'
-    print(f"next: python -c {shlex.quote(code)}")
+    print(f"next: {next_command(run, out)}")
 
 
 @app.command()
@@ -331,9 +330,10 @@ def finish(run: Path) -> None:
     stages = sorted(run.glob("*/checkpoints/latest"), key=lambda path: path.stat().st_mtime)
     for latest in stages:
         print(f"{latest.parent.parent.name}: {latest.parent / latest.read_text().strip()}")
-    pictures = sorted(stages[-1].parent.parent.glob("samples/*.png")) if stages else []
+    samples = list(stages[-1].parent.parent.glob("samples/step-*.*")) if stages else []
+    pictures = [path for path in samples if path.suffix in (".png", ".gif")]
     if pictures:
-        print(f"pictures: {pictures[-1]}")
+        print(f"pictures: {max(pictures, key=lambda path: (path.stem, path.suffix == '.gif'))}")
     name, last = shlex.quote(str(run)), stages[-1].parent.parent.name if stages else "tokenizer"
     first = (
         f"tessera export {name} --out DIR"

@@ -23,11 +23,10 @@ from tessera.data.order import Cut, Indices
 from tessera.data.prepare import Viewed
 from tessera.data.sources import Source, captions_of, split_indices
 from tessera.media.clips import ClipFacts, Frames, UnreadableClip
-from tessera.media.images import Colour, Pixels, resize, with_channels
+from tessera.media.framing import frames_from, letterbox, room_from
 from tessera.randomness import mix
 
 _LOOKED_AT = 64  # samples
-_SLACK = 1e-6  # of a frame: times in files are rounded
 
 # --- which frames
 
@@ -36,26 +35,11 @@ def pick_frames(facts: ClipFacts, config: VideoDataConfig, draw: int | None) -> 
     """At most `config.frames` stored frames, in order: every `stride`-th, or at `fps` those of the nearest times, where one may
     come several times. A window of a longer clip starts at any frame where it still fits, as the draw says; without a draw at the
     middle one of these, or at the first frame. A clip of one frame is a picture, however long it is shown."""
-    if facts.num_frames == 1:
-        return [0]
-    starts = np.arange(facts.num_frames)
-    times = np.asarray(facts.times, np.float64)
-    if config.fps is None:
-        room = (facts.num_frames - 1 - starts) // config.stride + 1  # frames from each start on
-    else:
-        room = np.maximum(1, np.ceil((facts.duration - (times - times[0])) * config.fps - _SLACK).astype(np.int64))
+    room = room_from(facts, config.fps, config.stride)
     count = min(config.frames, int(room[0]))
     last = int(np.flatnonzero(room >= count)[-1])  # the last start with room for them
     start = 0 if config.start == "first" else last // 2 if draw is None else mix(draw, 6) % (last + 1)
-    if config.fps is None:
-        return list(range(start, start + count * config.stride, config.stride))
-    return nearest_frames(times, times[start] + np.arange(count) / config.fps, _SLACK / config.fps)
-
-
-def nearest_frames(times: npt.NDArray[np.float64], wanted: npt.NDArray[np.float64], slack: float) -> list[int]:
-    """Of each wanted time the nearest of rising times; halfway between two, and up to `slack` behind it, the earlier."""
-    middles = (times[:-1] + times[1:]) / 2
-    return np.searchsorted(middles, wanted - slack, side="left").tolist()
+    return frames_from(facts, start, count, config.fps, config.stride)
 
 
 def frame_rate(source: Source, config: VideoDataConfig) -> float | None:
@@ -86,18 +70,6 @@ def framed(frames: Frames, config: VideoDataConfig, captions: Sequence[str], dra
         return np.stack([frame(picture, config, captions, draw) for picture in frames])
     boxed = np.stack([letterbox(picture, config.resolution, config.background) for picture in frames])
     return boxed[:, :, ::-1] if mirrors(config.flip, captions, draw) else boxed
-
-
-def letterbox(picture: Pixels, resolution: int, background: Colour) -> Pixels:
-    """A square that holds the whole picture, its longer side from edge to edge, with bars of the background."""
-    height, width, channels = picture.shape
-    longest = max(height, width)
-    height, width = (max(1, round(side * resolution / longest)) for side in (height, width))
-    colour = with_channels(np.array([[background]], np.uint8), channels=channels)
-    square = np.tile(colour, (resolution, resolution, 1))
-    top, left = (resolution - height) // 2, (resolution - width) // 2
-    square[top : top + height, left : left + width] = resize(picture, height, width)
-    return square
 
 
 def cut_clip(clip: StoredClip, pick: Callable[[ClipFacts], list[int]], cut: Callable[[Frames], Frames]) -> Frames:
