@@ -11,10 +11,16 @@ ORDER = (
     "nearest",
     "train",
     "floor",
+    "shuffled",
+    "still",
+    "reversed",
     "real",
     "quantised",
     "reconstruction",
     "samples",
+    "kept",
+    "right",
+    "apart",
 )  # from the worst reference to what is judged
 
 
@@ -29,12 +35,16 @@ def lines(report: Mapping[str, Any]) -> list[str]:
 
 
 def _sections() -> dict[str, Callable[[Mapping[str, Any]], list[str]]]:
-    """Those of pictures and of meshes, in reading order."""
+    """Those of pictures, clips and meshes, in reading order."""
     return {
         "oracle": _oracle,
+        "attributes": _attributes,
         "fd": partial(_distance, "fd"),
         "kd": partial(_distance, "kd"),
         "reconstruction": _reconstruction,
+        "flicker": _flicker,
+        "codes": _codes,
+        "identity": _identity,
         "sets": _sets,
         "shapes": _shapes,
         "copies": _copies,
@@ -59,6 +69,44 @@ def _oracle(section: Mapping[str, Any]) -> list[str]:
         low, high = row["interval"]
         parts = [f"{key} {100 * row[key]:.1f}" for key in row if key not in ("joint", "n", "interval")]
         told.append(f"  {name:<15} joint {100 * row['joint']:5.1f} % [{100 * low:.1f}, {100 * high:.1f}]  {'  '.join(parts)}")
+    return told
+
+
+def _attributes(section: Mapping[str, Any]) -> list[str]:
+    if "skipped" in section:
+        return _skipped("attributes", section)
+    told = ["attributes: share that a classifier finds as the caption says; real is its ceiling, chance others' captions"]
+    for name, row in _sorted(section["rows"]):
+        told.append(f"  {name:<15} joint {100 * row['joint']:5.1f} %  mean {100 * row['mean']:5.1f} %")
+        told += [f"    {100 * row[slot]:5.1f} %  {slot}" for slot in section["slots"] if slot in row]
+    return told
+
+
+def _flicker(section: Mapping[str, Any]) -> list[str]:
+    if "skipped" in section:
+        return _skipped("flicker", section)
+    told = ["flicker: mean second difference of frames, best at that of real; motion: mean first difference"]
+    for name, row in _sorted(section["rows"]):
+        told.append(f"  {name:<15} flicker {row['flicker']:.5f}  motion {row['motion']:.5f}")
+    return told
+
+
+def _codes(section: Mapping[str, Any]) -> list[str]:
+    if "skipped" in section:
+        return _skipped("codes", section)
+    used = f"{100 * section['codes_used']:.1f} % of {section['vocab_size']:,} codes are used"
+    return [f"codes: {used}, perplexity {section['perplexity']:.1f}, over {section['tokens']:,} tokens"]
+
+
+def _identity(section: Mapping[str, Any]) -> list[str]:
+    if "skipped" in section:
+        return _skipped("identity", section)
+    told = [f"identity: {section['n']} stories of three scenes"]
+    for name, row in _sorted(section.get("rows", {})):
+        parts = "  ".join(f"{key} {100 * value:.1f}" for key, value in row.items() if key != "joint")
+        told.append(f"  {name:<15} joint {100 * row['joint']:5.1f} %  {parts}")
+    if likeness := section.get("features"):
+        told.append(f"  {'features':<15} cosine {likeness['within']:.4f} within a story, {likeness['across']:.4f} between stories")
     return told
 
 
@@ -109,6 +157,8 @@ def _loss(section: Mapping[str, Any]) -> list[str]:
 def _reconstruction(section: Mapping[str, Any]) -> list[str]:
     if "skipped" in section:
         return _skipped("reconstruction", section)
+    if "psnr" in section:
+        return _frames_kept(section)
     told = ["reconstruction: what is left of real shapes; quantised: by bins alone"]
     for name, row in _sorted(section["rows"]):
         exact, faces = (f"{100 * row[key]:.1f} %" for key in ("exact", "triangle_accuracy"))
@@ -116,6 +166,14 @@ def _reconstruction(section: Mapping[str, Any]) -> list[str]:
             "no surface" if row["chamfer"] is None else f"chamfer {row['chamfer']:.4g}  normals {row['normal_consistency']:.4f}"
         )
         told.append(f"  {name:<15} exact {exact}  triangles {faces}  {close}")
+    return told
+
+
+def _frames_kept(section: Mapping[str, Any]) -> list[str]:
+    told = ["reconstruction: what is left of real frames; still: of clips that repeat their first frame"]
+    for name, row in _sorted(section["rows"]):
+        similar = "" if row["ssim"] is None else f"  SSIM {row['ssim']:.4f}"
+        told.append(f"  {name:<15} PSNR {row['psnr']:.2f} dB (first frames {row['psnr_first']:.2f}){similar}")
     return told
 
 
