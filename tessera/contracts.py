@@ -82,6 +82,7 @@ class Preview:
     extension: str
     content: bytes
     facts: Mapping[str, Any] = field(default_factory=dict)
+    beside: Mapping[str, bytes] = field(default_factory=dict)  # extension -> the same seen otherwise: frames of a gif as a png
 
 
 def _nothing_after(nets: Nets, stats: Mapping[str, Tensor], step: int) -> None: ...

@@ -101,10 +101,13 @@ def sample(
     ] = None,
     n: Annotated[int | None, typer.Option("-n", help="Samples of each prompt; default 1.")] = None,
     seed: Annotated[int | None, typer.Option(help="Sample k of a prompt has the seed S + k; default 0.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Passes through the generator; pictures only.")] = None,
+    frames: Annotated[int | None, typer.Option(help="Length of a clip; default that of a training clip.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Passes through the generator; not of meshes.")] = None,
     guidance: Annotated[float | None, typer.Option(help="Pull towards the prompt; 1 is none.")] = None,
     negative: Annotated[str | None, typer.Option(metavar="TEXT", help="What samples should not be.")] = None,
-    image: Annotated[Path | None, typer.Option(metavar="FILE", help="Start from this picture: a variation of it.")] = None,
+    image: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A variation of this picture; a clip goes on from it, or from a clip.")
+    ] = None,
     mask: Annotated[Path | None, typer.Option(metavar="FILE", help="With --image: draw anew only where this is white.")] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where files go; default RUN/drawn/NNN, of an export ./drawn/NNN.")
@@ -112,10 +115,10 @@ def sample(
     checkpoint: Annotated[str | None, typer.Option(metavar="NAME", help="latest, best or step-N of the last stage.")] = None,
     sets: Sets = None,
 ) -> None:
-    """Draw pictures or meshes from prompts, each with a .json beside it that draws it again."""
+    """Draw pictures, clips or meshes from prompts, each with a .json beside it that draws it again."""
     from tessera.sampling.serve import draw_to_files
 
-    flags = {"steps": steps, "guidance": guidance}
+    flags = {"frames": frames, "steps": steps, "guidance": guidance}
     named = {"n": n, "seed": seed, "negative": negative, "image": image, "mask": mask}
     drawn = draw_to_files(
         run, prompts or [], prompts_file=prompts_file, request_file=request, sets=sets or (), out=out, checkpoint=checkpoint,

@@ -281,15 +281,18 @@ class Fit:
 
 
 def write_preview(folder: Path, step: int, preview: Preview) -> None:
-    """`step-000500.png` and the JSON beside it."""
+    """`step-000500.png`, what the stage puts beside it, and the JSON."""
     folder.mkdir(parents=True, exist_ok=True)
-    picture, facts = (folder / f"{step_name(step)}.{extension}" for extension in (preview.extension, "json"))
+    contents = {preview.extension: preview.content, **preview.beside}
+    files = {folder / f"{step_name(step)}.{extension}": content for extension, content in contents.items()}
+    facts = folder / f"{step_name(step)}.json"
     try:
-        picture.write_bytes(preview.content)
+        for path, content in files.items():
+            path.write_bytes(content)
         write_json(facts, {"step": step, **preview.facts})
     except OSError:  # half a picture is none
-        picture.unlink(missing_ok=True)
-        facts.unlink(missing_ok=True)
+        for path in (*files, facts):
+            path.unlink(missing_ok=True)
         raise
 
 

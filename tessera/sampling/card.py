@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tessera.config import ImageDataConfig, UserError
+from tessera.config import ImageDataConfig, UserError, VideoDataConfig
 from tessera.contracts import Nets
 from tessera.engine.checkpoint import read_json
 from tessera.sampling.stored import Stored, StoredStage, our_version
@@ -66,7 +66,7 @@ def _validations(path: Path) -> list[dict[str, Any]]:
 def _last_sample(folder: Path, step: int) -> Path | None:
     steps = {path: path.stem.removeprefix("step-") for path in folder.glob("step-*") if path.suffix != ".json"}
     known = [path for path, number in steps.items() if number.isdigit() and int(number) <= step]
-    return max(known, key=lambda path: int(steps[path]), default=None)
+    return max(known, key=lambda path: (int(steps[path]), path.suffix == ".gif"), default=None)  # rather moving than still
 
 
 def describe_model(stage: StoredStage, nets: Nets) -> str:
@@ -81,15 +81,26 @@ def describe_model(stage: StoredStage, nets: Nets) -> str:
         said.append(f"quantizer {kind} with {quantizer.vocab_size:,} codes{' each' if links > 1 else ''}")
         if pictures:
             side = data.resolution // model.stride
-            said.append(f"{side * side:,} tokens a picture ({side} x {side}{f', {links} codes each' if links > 1 else ''})")
+            moving = isinstance(data, VideoDataConfig)
+            steps = 1 + -(-(data.frames - 1) // model.time_stride) if moving else 1
+            shape = f"{f'{steps} x ' if moving else ''}{side} x {side}{f', {links} codes each' if links > 1 else ''}"
+            said.append(f"{steps * side * side:,} tokens a {'clip' if moving else 'picture'} ({shape})")
     sizes = {name: sum(parameter.numel() for parameter in net.parameters()) for name, net in nets.items()}
     return "; ".join([*said, *(f"{name}: {_millions(size)} million parameters" for name, size in sizes.items())])
 
 
 def _medium(data: Any) -> str:
+    if isinstance(data, VideoDataConfig):
+        return f"clips of {data.frames} frames{_rate(data)} of {data.resolution} x {data.resolution} pixels"
     if isinstance(data, ImageDataConfig):
         return f"pictures of {data.resolution} x {data.resolution} pixels"
     return f"meshes of up to {data.max_faces:,} triangles, {data.bins} steps of each coordinate"
+
+
+def _rate(data: VideoDataConfig) -> str:
+    if data.fps is not None:
+        return f" ({data.fps:g} a second)"
+    return f" (stride {data.stride})" if data.stride > 1 else ""
 
 
 def _millions(count: int) -> str:
@@ -99,10 +110,21 @@ def _millions(count: int) -> str:
 PICTURE_USE = """ids = model.encode("picture.png")    # any size: cut and scaled as in training
 model.decode(ids)[0].save("reconstruction.png")
 """
+CLIP_DRAW = """clip = model.sample("PROMPT", seed=0)[0]    # frames: t h w c; frames=60 for a longer one
+from tessera.media.clip_files import encode_gif
+open("drawn.gif", "wb").write(encode_gif(clip))
+"""
+CLIP_USE = """ids = model.encode("clip.gif")    # any size and length: cut and scaled as in training
+model.decode(ids)[0].frames
+"""
 MESH_USE = """mesh = model.sample("PROMPT", seed=0)[0]    # vertices and faces
 from tessera.media.mesh_files import encode_glb
 open("drawn.glb", "wb").write(encode_glb(mesh))
 """
+
+
+PICTURE_DRAW = 'model.sample("PROMPT", n=4, seed=0)[0].save("drawn.png")\n'
+USES = {"picture": (PICTURE_DRAW, PICTURE_USE), "clip": (CLIP_DRAW, CLIP_USE), "mesh": (MESH_USE, "")}  # to draw, to read
 
 
 def write_card(
@@ -115,9 +137,7 @@ def write_card(
     """README.md of an export. The front matter is what model hubs read; the licence is the user's to name."""
     trained = ", ".join(f"{stage} (step {facts['step']:,})" for stage, facts in stages.items())
     first = next(iter(evidence.values()))
-    pictures = stored.recipe.medium == "picture"
-    draws = 'model.sample("PROMPT", n=4, seed=0)[0].save("drawn.png")\n' if pictures else MESH_USE
-    reads = PICTURE_USE if pictures else ""
+    draws, reads = USES[stored.recipe.medium]
     parts = [
         f"---\nlibrary_name: tessera\ntags: [tessera, {stored.recipe.name}]\n---\n\n# {name}",
         f"A `{stored.recipe.name}` model made with Tessera: {stored.recipe.summary}.\nTrained stages: {trained}.",
@@ -137,7 +157,9 @@ def _data_section(stored: Stored, evidence: Evidence) -> str:
     known = known if isinstance(known, dict) else {}
     size = _medium(data)
     if isinstance(data, ImageDataConfig):
-        size = f"{data.resolution} x {data.resolution} pixels, { ({1: 'grey', 3: 'RGB', 4: 'RGBA'}[data.channels]) }"
+        colours = {1: "grey", 3: "RGB", 4: "RGBA"}[data.channels]
+        moving = f"{data.frames} frames{_rate(data)} of " if isinstance(data, VideoDataConfig) else ""
+        size = f"{moving}{data.resolution} x {data.resolution} pixels, {colours}"
     rows = {
         "samples": _count(known.get("num_samples")),
         "of them for training": _count(known.get("num_train")),
@@ -167,7 +189,7 @@ def _stage_section(stage: str, facts: Mapping[str, Any], evidence: Evidence, mod
             f"| | last, step {evidence.last['step']:,} | {best} |\n|---|---|---|\n" + "\n".join(rows)
         )
     if evidence.sample is not None:
-        lines.append(f"![sample]({stage}/sample{evidence.sample.suffix})\n\nIt shows pictures of the validation split.")
+        lines.append(f"![sample]({stage}/sample{evidence.sample.suffix})\n\nIt shows samples of the validation split.")
     return "\n\n".join(lines)
 
 

@@ -1,7 +1,8 @@
-"""What was drawn, as files: pictures, and beside each a JSON that draws it again."""
+"""What was drawn, as files: pictures, clips or meshes, and beside each a JSON that draws it again."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,10 @@ from typing import Any
 from PIL import Image
 
 from tessera.config import UserError
+from tessera.contracts import Scene
 from tessera.files import in_the_way
+from tessera.media.clip_files import encode_gif, encode_mp4, frame_sheet
+from tessera.media.clips import AvMissing, Clip
 from tessera.media.images import encode_png, to_array
 from tessera.media.mesh_files import encode_glb, encode_obj, encode_ply
 from tessera.media.meshes import Mesh
@@ -50,34 +54,57 @@ def write_samples(
     return written
 
 
-SUFFIXES = {"picture": (".png",), "mesh": (".glb", ".obj", ".ply", ".png", ".gif")}
+SUFFIXES = {"picture": (".png",), "clip": (".gif", ".mp4", ".png"), "mesh": (".glb", ".obj", ".ply", ".png", ".gif")}
 """Of the files that `files_of` makes of one sample, the main one first."""
 
 
-def files_of(made: Image.Image | Mesh, prompt: str) -> dict[str, bytes]:
-    """A sample as files: a picture as png; a mesh as glb, obj and ply, with pictures of it from four sides and all around."""
+def files_of(made: Image.Image | Clip | Mesh, prompt: str) -> dict[str, bytes]:
+    """A sample as files: a picture as png; a clip as gif, as mp4 where PyAV is there, and its frames as one png; a mesh as glb,
+    obj and ply, with pictures of it from four sides and all around."""
     if isinstance(made, Image.Image):
         return {".png": encode_png(to_array(made, channels=len(made.getbands())))}  # type: ignore[arg-type]
+    if isinstance(made, Clip):
+        return clip_files(made, prompt)
     views = encode_png(sheet([mesh_views(made)], captions=[prompt, "", "", ""]))
     return {".glb": encode_glb(made), ".obj": encode_obj(made), ".ply": encode_ply(made), ".png": views, ".gif": turntable(made)}
 
 
+def clip_files(clip: Clip, prompt: str) -> dict[str, bytes]:
+    """A clip of one frame is a picture, so its png is that frame itself, and no sheet."""
+    files = {".gif": encode_gif(clip)}
+    with contextlib.suppress(AvMissing):
+        files[".mp4"] = encode_mp4(clip)
+    return files | {".png": encode_png(clip.frames[0] if len(clip.frames) == 1 else frame_sheet(clip, prompt))}
+
+
 def sample_names(request: Request) -> list[str]:
-    """`<i>` for prompt i from 0 on, or `<i>-<k>` where each has several samples."""
-    return [str(i) if request.n == 1 else f"{i}-{k}" for i in range(len(request.prompts)) for k in range(request.n)]
+    """`<i>` for prompt i from 0 on, or `<i>-<k>` where each has several samples; a story is one prompt."""
+    num = 1 if request.scenes else len(request.prompts)
+    return [str(i) if request.n == 1 else f"{i}-{k}" for i in range(num) for k in range(request.n)]
 
 
 def recipe_of(request: Request, prompt: str, seed: int, out: Path) -> dict[str, Any]:
     """A request for one sample alone, as `tessera sample RUN --request` reads it."""
     facts: dict[str, Any] = {"prompt": prompt, "seed": seed, "n": 1}
+    if request.scenes:
+        facts = {"scenes": [scene_facts(scene) for scene in request.scenes], "seed": seed, "n": 1}
     if request.negative is not None:
         facts["negative"] = request.negative
     for name, given in (("image", request.image), ("mask", request.mask), ("mesh", request.mesh)):
         if isinstance(given, (str, Path)):
             facts[name] = os.path.relpath(given, out)
+    if request.keyframes:
+        files = [(place, given) for place, given in request.keyframes if isinstance(given, (str, Path))]
+        facts["keyframes"] = [{"frame": place, "image": os.path.relpath(given, out)} for place, given in files]
     if request.outpaint:
         facts["outpaint"] = dict(request.outpaint)
     return facts | {"sample": request.options.model_dump(mode="json")}
+
+
+def scene_facts(scene: Scene) -> dict[str, Any]:
+    """A scene as a request's file has it."""
+    overlap = {} if scene.overlap is None else {"overlap": scene.overlap}
+    return {"prompt": scene.caption, "frames": scene.frames, **overlap}
 
 
 def refuse_existing(out: Path, names: Sequence[str]) -> None:

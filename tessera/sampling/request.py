@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic import create_model
 
 from tessera.config import Config, Layer, UserError, build, layer_of, nearest, read_yaml
+from tessera.contracts import Scene
 
 MOST_SAMPLES = 100_000
 LARGEST_SEED = 2**62 - 1
-KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {  # of a request's file
+Kinds: TypeAlias = Mapping[str, tuple[tuple[type, ...], str]]  # key -> what it may be, and that in words
+
+KINDS: Kinds = {  # of a request's file
     "prompt": ((str, list), "text, in quotes if need be"),
     "prompts": ((list, str), "a list of texts: [a, b]"),
     "n": ((int,), "a whole number"),
@@ -23,9 +26,17 @@ KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {  # of a request's file
     "mask": ((str,), "the name of a file"),
     "mesh": ((str,), "the name of a file"),
     "outpaint": ((dict,), "sides and shares: {left: 0.25}"),
+    "scenes": ((list,), "a list of scenes: [{prompt: a, frames: 20}, {prompt: b, frames: 20, overlap: 5}]"),
+    "keyframes": ((list,), "a list of given frames: [{frame: 0, image: a.png}, {frame: -1, image: b.png}]"),
     "sample": ((dict,), "keys and values: {steps: 12}"),
 }
 KEYS = (*KINDS, "made_by")
+SCENE_KINDS: Kinds = {
+    "prompt": ((str,), "text, in quotes if need be"),
+    "frames": ((int,), "a whole number"),
+    "overlap": ((int, type(None)), "a whole number; 0 is a hard cut"),
+}
+KEYFRAME_KINDS: Kinds = {"frame": ((int,), "a whole number; -1 is the last frame"), "image": ((str,), "the name of a file")}
 SIDES = ("left", "right", "top", "bottom")
 
 
@@ -38,24 +49,31 @@ class Request:
     n: int = 1
     seed: int = 0
     negative: str | None = None
-    image: Any = None  # a file, a PIL image or an array
+    image: Any = None  # a file, a PIL image or an array; of a clip the first frame, or a clip whose frames are the first ones
     mask: Any = None  # the same: white is drawn anew
     mesh: Any = None  # a file or a `Mesh`: a part, of which a whole one is made
     outpaint: Mapping[str, float] = field(default_factory=dict)  # side -> share of the new picture that is drawn there
+    scenes: tuple[Scene, ...] = ()  # of a clip of several captions; then there are no prompts
+    keyframes: tuple[tuple[int, Any], ...] = ()  # place in the clip, counted from the end if negative, and the picture there
 
     def rows(self) -> list[tuple[str, int]]:
-        """Prompt and seed of every sample, prompt by prompt."""
-        return [(prompt, self.seed + k) for prompt in self.prompts for k in range(self.n)]
+        """Prompt and seed of every sample, prompt by prompt. A story's prompt are those of its scenes."""
+        prompts = (" / ".join(scene.caption for scene in self.scenes),) if self.scenes else self.prompts
+        return [(prompt, self.seed + k) for prompt in prompts for k in range(self.n)]
 
 
 def make_request(
     options: Config, prompts: Sequence[str], *, n: int = 1, seed: int = 0, negative: str | None = None, image: Any = None,
-    mask: Any = None, mesh: Any = None, outpaint: Mapping[str, float] | None = None, changes: Sequence[Layer] = (),
+    mask: Any = None, mesh: Any = None, outpaint: Mapping[str, float] | None = None,
+    scenes: Sequence[Scene | Mapping[str, Any]] = (), keyframes: Mapping[int, Any] | Sequence[tuple[int, Any]] = (),
+    changes: Sequence[Layer] = (),
 ) -> Request:  # fmt: skip
     """Checks what was asked. `changes` are values for this call, all of them below `sample`; later ones win."""
-    if not prompts:
+    if prompts and scenes:
+        raise UserError("prompts and scenes both say what to draw; give one of them: each scene has a prompt of its own")
+    if not prompts and not scenes:
         raise UserError('nothing to draw: give a prompt, --prompts FILE or --request FILE with one; an empty prompt is ""')
-    if not isinstance(n, int) or not 1 <= n <= MOST_SAMPLES // len(prompts):
+    if not isinstance(n, int) or not 1 <= n <= MOST_SAMPLES // max(1, len(prompts)):
         raise UserError(f"n is {n!r}; expected 1 or more samples of each prompt, and at most {MOST_SAMPLES:,} in all")
     if not isinstance(seed, int) or not 0 <= seed <= LARGEST_SEED:
         raise UserError(f"seed is {seed!r}; expected a whole number from 0 to {LARGEST_SEED} (2^62 - 1)")
@@ -67,12 +85,13 @@ def make_request(
         )
     if mask is not None and outpaint:
         raise UserError("mask and outpaint both say where something new is drawn; give one of them")
-    decided = decide(options, changes)
+    story = checked_scenes(scenes)
+    decided = decide(options, [*changes, *lengths_of(story, options, changes)])
     if negative is not None and decided.guidance == 1:
         raise UserError("guidance pushes away from a negative prompt, and guidance 1 is none; raise it, or leave the prompt out")
     return Request(
         prompts=tuple(prompts), options=decided, n=n, seed=seed, negative=negative, image=image, mask=mask, mesh=mesh,
-        outpaint=checked_sides(outpaint or {}),
+        outpaint=checked_sides(outpaint or {}), scenes=story, keyframes=checked_keyframes(keyframes),
     )  # fmt: skip
 
 
@@ -82,6 +101,58 @@ def decide(options: Config, changes: Sequence[Layer]) -> Any:
     section = Layer.of({"sample": layer_of(options, "").values}, "the run's config")
     call: Any = build(root, [section, *changes])
     return call.sample
+
+
+def lengths_of(story: Sequence[Scene], options: Config, changes: Sequence[Layer]) -> list[Layer]:
+    """A story is as long as its scenes are together; a call that asks for another length contradicts itself."""
+    if not story or "frames" not in type(options).model_fields:
+        return []
+    total = sum(scene.frames for scene in story)
+    for layer in changes:
+        section = layer.values.get("sample")
+        asked = section.get("frames") if isinstance(section, Mapping) else None
+        if asked is not None and asked != total:
+            place = layer.origins.get("sample.frames", "sample.frames")
+            raise UserError(f"the scenes have {total:,} frames together, and {asked!r} are asked ({place}); leave that out")
+    return [Layer.of({"sample": {"frames": total}}, "the frames of all scenes")]
+
+
+def checked_scenes(scenes: Sequence[Scene | Mapping[str, Any]]) -> tuple[Scene, ...]:
+    """Scenes as `Scene`s, each with a caption, a length, and no more overlap than there are frames before it."""
+    if isinstance(scenes, (str, Mapping, Scene)):
+        raise UserError(f"scenes is {scenes!r}; expected {KINDS['scenes'][1]}")
+    found, before = [], 0
+    for number, scene in enumerate(scenes, 1):
+        made = scene if isinstance(scene, Scene) else _scene_of(scene, number)
+        for name, value, least in (("frames", made.frames, 1), ("overlap", made.overlap or 0, 0)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise UserError(f"scene {number} has {name} {value!r}; expected a whole number of {least} or more")
+        if not isinstance(made.caption, str):
+            raise UserError(f"scene {number} has the prompt {made.caption!r}; expected text")
+        if (made.overlap or 0) > before:
+            known = f"{before:,} frames come" if before else "nothing comes"
+            raise UserError(f"scene {number} overlaps {made.overlap:,} frames, and {known} before it; lower its overlap")
+        found.append(made)
+        before += made.frames
+    return tuple(found)
+
+
+def _scene_of(scene: Any, number: int) -> Scene:
+    if not isinstance(scene, Mapping):
+        raise UserError(f"scene {number} is {scene!r}; expected a prompt and its frames: {{prompt: a, frames: 20}}")
+    if missing := [key for key in ("prompt", "frames") if scene.get(key) is None]:
+        raise UserError(f"scene {number} has no {missing[0]}; expected a prompt and its frames: {{prompt: a, frames: 20}}")
+    if unknown := [key for key in scene if key not in SCENE_KINDS]:
+        raise UserError(f"scene {number} has {unknown[0]!r}; expected {', '.join(SCENE_KINDS)}")
+    return Scene(scene["prompt"], scene["frames"], scene.get("overlap"))
+
+
+def checked_keyframes(keyframes: Mapping[int, Any] | Sequence[tuple[int, Any]]) -> tuple[tuple[int, Any], ...]:
+    """Places and pictures; whether a place is in the clip is known once its length is."""
+    pairs = list(keyframes.items()) if isinstance(keyframes, Mapping) else list(keyframes)
+    if wrong := [place for place, _ in pairs if not isinstance(place, int) or isinstance(place, bool)]:
+        raise UserError(f"keyframes has the place {wrong[0]!r}; expected whole numbers: {{0: FIRST, -1: LAST}}")
+    return tuple(pairs)
 
 
 def checked_sides(outpaint: Mapping[str, Any]) -> dict[str, float]:
@@ -103,10 +174,10 @@ def read_request(path: Path) -> dict[str, Any]:
     if unknown := [key for key in values if key not in KEYS]:
         hint = nearest(unknown[0], KEYS)
         meant = f"; did you mean {hint!r}?" if hint else ""
+        if unknown[0] in ("frames", "steps", "guidance"):
+            meant = f"; write it below sample: {{{unknown[0]}: {values[unknown[0]]}}}"
         raise UserError(f"{path}: a request has no {unknown[0]!r}{meant}; it has {', '.join(KEYS[:-1])}")
-    for key, (kinds, expected) in KINDS.items():
-        if key in values and (not isinstance(values[key], kinds) or isinstance(values[key], bool)):
-            raise UserError(f"{layer.origins[key]}: {key} is {values[key]!r}; expected {expected}")
+    refuse_other_kinds(values, KINDS, layer.origins, "")
     if "prompt" in values and "prompts" in values:
         raise UserError(f"{path} has both prompt and prompts; keep one of them")
     name = "prompt" if "prompt" in values else "prompts"
@@ -115,10 +186,35 @@ def read_request(path: Path) -> dict[str, Any]:
     for index, prompt in enumerate(prompts):
         if not isinstance(prompt, str):
             raise UserError(f"{layer.origins[f'{name}.{index}']}: {name} has {prompt!r}; expected text, in quotes if need be")
+    for key, kinds in (("scenes", SCENE_KINDS), ("keyframes", KEYFRAME_KINDS)):
+        for index, item in enumerate(values.get(key, [])):
+            refuse_other_parts(item, kinds, layer.origins, f"{key}.{index}")
     changes = [Layer({"sample": values["sample"]}, layer.origins)] if "sample" in values else []
-    found: dict[str, Any] = {key: values[key] for key in ("n", "seed", "negative", "outpaint") if key in values}
+    found: dict[str, Any] = {key: values[key] for key in ("n", "seed", "negative", "outpaint", "scenes") if key in values}
     found |= {key: str(path.parent / values[key]) for key in ("image", "mask", "mesh") if key in values}
+    if "keyframes" in values:
+        found["keyframes"] = [(item["frame"], str(path.parent / item["image"])) for item in values["keyframes"]]
     return {"prompts": prompts, "changes": changes, **found}
+
+
+def refuse_other_kinds(values: Mapping[str, Any], kinds: Kinds, origins: Mapping[str, str], above: str) -> None:
+    """A value of another type is told with its file and line; YAML's true is no number."""
+    for key, (types, expected) in kinds.items():
+        if key in values and (not isinstance(values[key], types) or isinstance(values[key], bool)):
+            raise UserError(f"{origins[f'{above}{key}']}: {above}{key} is {values[key]!r}; expected {expected}")
+
+
+def refuse_other_parts(item: Any, kinds: Kinds, origins: Mapping[str, str], place: str) -> None:
+    """One entry of a list of scenes or keyframes: keys and values, those that are known and all that must be there."""
+    if not isinstance(item, dict):
+        raise UserError(f"{origins[place]}: {place} is {item!r}; expected {', '.join(kinds)}: {{{next(iter(kinds))}: ...}}")
+    if unknown := [key for key in item if key not in kinds]:
+        hint = nearest(unknown[0], kinds)
+        meant = f"; did you mean {hint!r}?" if hint else ""
+        raise UserError(f"{origins[place]}: {place} has no {unknown[0]!r}{meant}; it has {', '.join(kinds)}")
+    if missing := [key for key, (types, _) in kinds.items() if key not in item and type(None) not in types]:
+        raise UserError(f"{origins[place]}: {place} has no {missing[0]}; expected {kinds[missing[0]][1]}")
+    refuse_other_kinds(item, kinds, origins, f"{place}.")
 
 
 def read_prompts(path: Path) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from tessera.config import Layer, UserError, parse_sets
 from tessera.files import free_folder
+from tessera.sampling.clips import counted, num_frames
 from tessera.sampling.export import SUFFIXES, Written, refuse_existing, sample_names, write_samples
 from tessera.sampling.request import Request, make_request, read_prompts, read_request
 from tessera.sampling.session import Session, load
@@ -36,7 +37,7 @@ def draw_to_files(
     folder = out or free_folder(place_for_results(run) / "drawn")
     suffixes = (*SUFFIXES[session.recipe.medium], ".json")
     refuse_existing(folder, [f"{name}{suffix}" for name in sample_names(request) for suffix in suffixes])
-    return Drawn(write_samples(folder, request, session.serve(request), made_by(session)), folder, drawn_by(session))
+    return Drawn(write_samples(folder, request, session.serve(request), made_by(session)), folder, drawn_by(session, request))
 
 
 def read_call(
@@ -48,6 +49,8 @@ def read_call(
     places = [list(prompts), asked["prompts"], [] if prompts_file is None else read_prompts(prompts_file)]
     if sum(map(bool, places)) > 1:
         raise UserError("prompts come from the command line, from --prompts and from --request; give one of them")
+    if asked.get("scenes") and any(places):
+        raise UserError(f"{request_file} has scenes, each with its prompt, and more prompts are given; leave these out")
     found: dict[str, Any] = {"prompts": next(filter(None, places), []), "changes": [*asked["changes"], *changes]}
     return make_request(session.config.sample, **{**asked, **named, **found})
 
@@ -65,12 +68,16 @@ def sample_values(sets: Sequence[str]) -> Layer:
     return layer
 
 
-def drawn_by(session: Session) -> str:
-    """One line for whoever wonders why pictures are small, or still poor."""
+def drawn_by(session: Session, request: Request) -> str:
+    """One line for whoever wonders why samples are small, or still poor."""
     trained = ", ".join(f"{name} step {step:,}" for name, step in session.steps.items())
     missing = "".join(f", {name} not trained" for name in untrained(session))
-    size = f": pictures are {session.resolution} px" if session.recipe.medium == "picture" else ""
-    return f"drawn by {trained}{missing}{size}"
+    sizes = {
+        "picture": lambda: f": pictures are {session.resolution} px",
+        "clip": lambda: f": clips are {counted(num_frames(request, session.config.data))} of {session.resolution} px",
+        "mesh": lambda: "",
+    }
+    return f"drawn by {trained}{missing}{sizes[session.recipe.medium]()}"
 
 
 def untrained(session: Session) -> list[str]:
@@ -87,5 +94,5 @@ def made_by(session: Session) -> dict[str, Any]:
         "device": session.device.type,
         "stages": {name: {"step": session.steps[name], "weights": session.hashes[name]} for name in session.steps},
         "untrained": untrained(session),
-        **({"resolution": session.resolution} if session.recipe.medium == "picture" else {}),
+        **({"resolution": session.resolution} if session.recipe.medium != "mesh" else {}),
     }

@@ -1,4 +1,4 @@
-"""A trained model in use: prompts in, pictures out; or pictures in, and tokens or pictures out."""
+"""A trained model in use: prompts in, samples out; or pictures or clips in, and tokens or the same through them out."""
 
 from __future__ import annotations
 
@@ -14,16 +14,24 @@ from torch import Tensor, nn
 
 from tessera.batches import from_uint8, to_uint8
 from tessera.config import Layer, UserError
-from tessera.contracts import Chunk, Draw, Recipe, Tokenizer
+from tessera.contracts import Chunk, Draw, Recipe, Scene, Tokenizer
+from tessera.media.clips import Clip
 from tessera.media.images import Channels, Pixels, UnreadableImage, fit, read_image, to_array, to_picture
 from tessera.media.meshes import Mesh, TrimeshMissing, UnreadableMesh, read_mesh
 from tessera.recipes.precision import full_precision
+from tessera.sampling import clips
 from tessera.sampling.request import Request, make_request
 from tessera.sampling.stored import Stored, build_nets, open_stored
 
 CHUNK = 64  # pictures that go through a net at once
 
 Picture: TypeAlias = "Path | str | Image.Image | npt.NDArray[Any]"
+
+PLURALS = {"picture": "pictures", "clip": "clips", "mesh": "meshes"}
+TAKEN_BY = {  # key of a request -> the media whose requests have it
+    "image": ("picture", "clip"), "mask": ("picture",), "outpaint": ("picture",), "mesh": ("mesh",), "scenes": ("clip",),
+    "keyframes": ("clip",),
+}  # fmt: skip
 
 
 def load(path: Path | str, *, device: str | torch.device = "auto", checkpoint: str | None = None) -> Session:
@@ -73,17 +81,24 @@ class Session:
         return self._draw
 
     def sample(
-        self, prompts: str | Sequence[str], n: int = 1, *, seed: int = 0, negative: str | None = None,
-        image: Picture | None = None, mask: Picture | None = None, outpaint: Mapping[str, float] | None = None,
-        mesh: Path | str | Mesh | None = None, options: Mapping[str, Any] | None = None,
+        self, prompts: str | Sequence[str] = (), n: int = 1, *, seed: int = 0, negative: str | None = None,
+        image: clips.Footage | None = None, mask: Picture | None = None, outpaint: Mapping[str, float] | None = None,
+        mesh: Path | str | Mesh | None = None, frames: int | None = None, scenes: Sequence[Scene | Mapping[str, Any]] = (),
+        keyframes: Mapping[int, clips.Footage] | None = None, options: Mapping[str, Any] | None = None,
     ) -> list[Any]:  # fmt: skip
-        """n samples of each prompt, prompt by prompt, PIL pictures or `Mesh`es; `options` are values of the sample section:
-        {"guidance": 3}. Pictures may start from an image, with a mask or outpaint; meshes from a part of one."""
+        """n samples of each prompt, prompt by prompt, PIL pictures, `Clip`s or `Mesh`es; `options` are values of the sample
+        section: {"guidance": 3}. Pictures may start from an image, with a mask or outpaint; meshes from a part of one.
+
+        Clips have so many `frames`, go on from an image or a clip, and hold `keyframes` where they are given: {0: FIRST,
+        -1: LAST}. A story has `scenes` and no prompts: [{"prompt": "a", "frames": 20}, ...], and n samples of the whole.
+        """
         asked = [prompts] if isinstance(prompts, str) else list(prompts)
         changes = [Layer.of({"sample": dict(options)}, "options")] if options else []
+        if frames is not None:
+            changes.append(Layer.of({"sample": {"frames": frames}}, "frames"))
         request = make_request(
             self.config.sample, asked, n=n, seed=seed, negative=negative, image=image, mask=mask, outpaint=outpaint,
-            mesh=mesh, changes=changes,
+            mesh=mesh, scenes=scenes, keyframes=keyframes or {}, changes=changes,
         )  # fmt: skip
         return self.serve(request)
 
@@ -93,7 +108,9 @@ class Session:
 
     def draw_rows(self, rows: Sequence[tuple[str, int]], request: Request) -> list[Any]:
         """Prompts and seeds in chunks of one size, the last one padded: so a sample is the same whatever else is asked."""
+        self.refuse_other_keys(request)
         draw, size, start, mesh = self.draw, request.options.chunk, self.start_of(request), self.mesh_of(request)
+        known = clips.given_frames(request, self.config.data, self.device) if self.recipe.medium == "clip" else None
         made: list[Any] = []
         for first in range(0, len(rows), size):
             some = rows[first : first + size]
@@ -106,6 +123,9 @@ class Session:
                 pictures=None if start is None else start[0].expand(size, -1, -1, -1),
                 redraw=None if start is None or start[1] is None else start[1].expand(size, -1, -1),
                 mesh=mesh,
+                frames=None if known is None else known[0].expand(size, -1, -1, -1, -1),
+                given=None if known is None else known[1],
+                scenes=request.scenes or None,
             )
             made += draw(chunk)[: len(some)]
         return made
@@ -115,16 +135,26 @@ class Session:
         """Whether a generator has been trained."""
         return "base" in self.nets and self.recipe.opens is not None
 
-    def refuse_other_media(self) -> None:
-        """Some calls are about pictures."""
-        if self.recipe.medium != "picture":
-            raise UserError(f"recipe {self.recipe.name} is about {self.recipe.medium}es, and this call is about pictures")
+    def refuse_meshes(self) -> None:
+        """Some calls are about pixels."""
+        if self.recipe.medium == "mesh":
+            raise UserError(f"recipe {self.recipe.name} is about meshes, and this call is about pictures or clips")
+
+    def refuse_other_keys(self, request: Request) -> None:
+        """A request may have keys that mean nothing to what is drawn here."""
+        for key, media in TAKEN_BY.items():
+            given = getattr(request, key)
+            if self.recipe.medium not in media and given is not None and not (isinstance(given, (tuple, dict)) and not given):
+                others = " and ".join(PLURALS[medium] for medium in media)
+                raise UserError(
+                    f"recipe {self.recipe.name} draws {PLURALS[self.recipe.medium]}; {key} is for {others}: leave it out"
+                )
 
     @property
     def resolution(self) -> int:
-        """Height and width of pictures that are drawn, or that the tokenizer was trained on."""
-        self.refuse_other_media()
-        draw: Any = self.draw if self.draws else None
+        """Height and width of what is drawn, or of what the tokenizer was trained on."""
+        self.refuse_meshes()
+        draw: Any = self.draw if self.draws and self.recipe.medium == "picture" else None  # a clip has that of the data
         return int(self.config.data.resolution if draw is None else draw.resolution)
 
     @torch.no_grad()
@@ -141,8 +171,6 @@ class Session:
         """The part of a mesh that drawing goes on with, turned as training data is, and as large as it is given."""
         if request.mesh is None:
             return None
-        if self.recipe.medium != "mesh":
-            raise UserError(f"recipe {self.recipe.name} draws no meshes, so a request for it cannot start from one")
         if isinstance(request.mesh, Mesh):
             return checked_mesh(request.mesh)
         if not isinstance(request.mesh, (str, Path)):
@@ -156,9 +184,8 @@ class Session:
 
     def start_of(self, request: Request) -> tuple[Tensor, Tensor | None] | None:
         """The picture that drawing starts from, 1 c h w in [-1, 1], as large as what is drawn, and where it is redrawn, 1 h w."""
-        if request.image is None:
+        if request.image is None or self.recipe.medium != "picture":
             return None
-        self.refuse_other_media()
         size = self.resolution
         picture, redraw = self.prepare(request.image, size), None
         if request.mask is not None:
@@ -171,14 +198,17 @@ class Session:
         return pixels, None if redraw is None else redraw.to(self.device)
 
     @torch.no_grad()  # not inference_mode: ids from there could not be used in anybody's training
-    def encode(self, *pictures: Picture) -> Tensor:
-        """b pictures -> b h w ids on the CPU; b h w q where a place has several codes.
+    def encode(self, *pictures: clips.Footage) -> Tensor:
+        """b pictures -> b h w ids on the CPU; b h w q where a place has several codes. b clips -> b t h w ids.
 
         A picture is a file, a PIL image or a uint8 array of height x width (x 1, 3 or 4), of any size: it is scaled and cut to
-        the centre square of the model's resolution, as training data is.
+        the centre square of the model's resolution, as training data is. A clip is a file, a `Clip` or a uint8 array of frames
+        x height x width x channels, of any length: shorter ones, and what a latent frame lacks, are filled with last frames.
         """
-        self.refuse_other_media()
+        self.refuse_meshes()
         tokenizer = self.tokenizer
+        if self.recipe.medium == "clip":
+            return clips.encode_clips(tokenizer, [clip.frames for clip in self.prepare_clips(pictures)], self.device)
         prepared = [self.prepare(picture) for picture in pictures]
         if not prepared:
             raise UserError("no picture given; encode and reconstruct take one or more: files, PIL images or uint8 arrays")
@@ -188,26 +218,40 @@ class Session:
         return torch.cat(chunks)
 
     @torch.no_grad()
-    def decode(self, ids: Tensor | npt.NDArray[Any]) -> list[Image.Image]:
-        """Ids as `encode` made them, or a generator, -> b pictures."""
-        self.refuse_other_media()
+    def decode(self, ids: Tensor | npt.NDArray[Any]) -> list[Any]:
+        """Ids as `encode` made them, or a generator, -> b pictures, or `Clip`s."""
+        self.refuse_meshes()
         tokenizer, ids = self.tokenizer, torch.as_tensor(ids)
         whole = not (ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool)
-        if ids.ndim not in (3, 4) or not whole or not ids.numel():
-            raise UserError(f"ids are {ids.dtype} shaped {list(ids.shape)}; expected whole numbers, pictures x height x width")
+        moving = self.recipe.medium == "clip"
+        if ids.ndim not in ((4, 5) if moving else (3, 4)) or not whole or not ids.numel():
+            wanted = "clips x time x height x width" if moving else "pictures x height x width"
+            raise UserError(f"ids are {ids.dtype} shaped {list(ids.shape)}; expected whole numbers, {wanted}")
         if not 0 <= int(ids.min()) <= int(ids.max()) < tokenizer.vocab_size:
             raise UserError(
                 f"ids reach from {int(ids.min())} to {int(ids.max())}; this tokenizer's are 0 to {tokenizer.vocab_size - 1}"
             )
+        if moving:
+            return clips.decode_clips(tokenizer, ids, self.config.data.fps or clips.FPS, self.device)
         with full_precision(self.device):
             chunks = [to_uint8(tokenizer.decode(chunk.long().to(self.device))).cpu() for chunk in ids.split(CHUNK)]
         return [to_picture(array) for array in torch.cat(chunks).permute(0, 2, 3, 1).numpy()]
 
-    def reconstruct(self, *pictures: Picture) -> list[Image.Image]:
-        """Pictures -> what the tokenizer keeps of them."""
-        return self.decode(self.encode(*pictures))
+    def reconstruct(self, *pictures: clips.Footage) -> list[Any]:
+        """Pictures or clips -> what the tokenizer keeps of them; a clip is as long as it was."""
+        if self.recipe.medium != "clip":
+            return self.decode(self.encode(*pictures))
+        given = self.prepare_clips(pictures)
+        made = self.decode(self.encode(*given))
+        return [Clip(clip.frames[: len(was.frames)], was.fps) for clip, was in zip(made, given, strict=True)]
 
-    def prepare(self, picture: Picture, resolution: int | None = None) -> Pixels:
+    def prepare_clips(self, footage: Sequence[clips.Footage]) -> list[Clip]:
+        """Clips as the model sees them."""
+        if not footage:
+            raise UserError("no clip given; encode and reconstruct take one or more: files, Clips or uint8 arrays")
+        return [clips.prepare(clip, self.config.data) for clip in footage]
+
+    def prepare(self, picture: clips.Footage, resolution: int | None = None) -> Pixels:
         """A picture as the model sees it: resolution x resolution x channels, uint8, by default at the resolution of the data."""
         data = self.config.data
         size = data.resolution if resolution is None else resolution
@@ -224,7 +268,7 @@ class Session:
             )
         return to_array(to_picture(fit(array, resolution)), channels=1)[:, :, 0]
 
-    def read(self, picture: Picture, min_side: int, channels: Channels) -> Pixels:
+    def read(self, picture: clips.Footage, min_side: int, channels: Channels) -> Pixels:
         """A file, an image or an array, uint8 height x width x channels; a JPEG perhaps smaller, not below `min_side`."""
         background = self.config.data.background
         if isinstance(picture, (str, Path)):

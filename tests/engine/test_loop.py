@@ -275,6 +275,16 @@ def test_previews_lie_beside_their_facts(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "samples" / "step-000042.json").read_text()) == {"step": 42, "prompt": "a red circle"}
 
 
+def test_a_preview_of_several_files_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    folder = tmp_path / "samples"
+    write_preview(folder, 42, Preview("gif", b"moving", {"fps": 8}, beside={"png": b"frames"}))
+    assert {path.name for path in folder.iterdir()} == {"step-000042.gif", "step-000042.png", "step-000042.json"}
+    assert (folder / "step-000042.png").read_bytes() == b"frames"
+    with pytest.raises(OSError, match="no/such"):
+        write_preview(folder, 43, Preview("gif", b"moving", beside={"png": b"frames", "no/such": b""}))
+    assert not list(folder.glob("step-000043*"))
+
+
 def test_shorten() -> None:
     assert shorten([]) == "none"
     assert shorten(list("abc")) == "a, b, c"

@@ -247,7 +247,7 @@ def test_wrong_calls_end_with_2(tessera: Run, runs: dict[str, Path], generated: 
         (tmp_path / f"{name}.yaml").write_text(f"prompt: a\nmesh: {name}\n")
     mesh = runs["coordinates"]
     calls: list[tuple[list[object], str]] = [
-        ([generated, "--request", "part.obj.yaml"], "draws no meshes"),
+        ([generated, "--request", "part.obj.yaml"], "muse draws pictures; mesh is for meshes"),
         ([mesh, "--request", "far.obj.yaml"], "[-1, 1]"),
         ([mesh, "--request", "bad.glb.yaml"], "bad.glb"),
         ([mesh, "--request", "gone.ply.yaml"], "gone.ply"),

@@ -1,0 +1,151 @@
+"""Clips in use: frames that a request gives, at their places in the clip that is drawn; and clips to tokens and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch import Tensor
+
+from tessera.batches import from_uint8, to_uint8
+from tessera.config import UserError, VideoDataConfig
+from tessera.media.clips import AvMissing, Clip, Frames, UnreadableClip, read_clip
+from tessera.media.framing import every_frame, letterbox
+from tessera.media.images import Pixels, fit, to_array, with_channels
+from tessera.recipes.precision import full_precision
+from tessera.sampling.request import Request
+
+FPS = 8.0  # of what does not say: arrays, pictures, ids
+CHUNK_FRAMES = 256  # that go through a tokenizer at once, if they are of several clips
+
+Footage: TypeAlias = "Path | str | Clip | Image.Image | npt.NDArray[Any]"  # a picture is a clip of one frame
+
+
+def num_frames(request: Request, data: VideoDataConfig) -> int:
+    """How many a request asks for; by default those of a training clip."""
+    asked: int | None = request.options.frames
+    return data.frames if asked is None else asked
+
+
+def given_frames(request: Request, data: VideoDataConfig, device: torch.device) -> tuple[Tensor, Tensor] | None:
+    """What a request gives of a clip: frames 1 c t h w in [-1, 1], all others black, and which ones are given, t bool."""
+    if request.image is None and not request.keyframes:
+        return None
+    total = num_frames(request, data)
+    known: dict[int, Pixels] = {}
+    if request.image is not None:
+        known = dict(enumerate(prepare(request.image, data, most=total).frames))
+        if len(known) == total:
+            raise UserError(
+                f"the clip is to have {counted(total)}, and the image has as many or more, so nothing would be drawn; "
+                f"ask for more: --frames N, or sample.frames"
+            )
+    for place, picture in request.keyframes:
+        at = place + total if place < 0 else place
+        if not 0 <= at < total:
+            raise UserError(
+                f"a keyframe is for frame {place}, and the clip has {counted(total)}: "
+                f"0 to {total - 1}, or from the end -1 to -{total}"
+            )
+        if at in known:
+            raise UserError(f"frame {at} of {total:,} is given twice, once by the keyframe {place}; leave one of them out")
+        known[at] = one_frame(picture, data)
+    if len(known) == total:
+        raise UserError(f"all {total:,} frames are given, so nothing would be drawn; leave some out, or ask for more frames")
+    frames = torch.zeros(total, data.resolution, data.resolution, data.channels, dtype=torch.uint8)
+    given = torch.zeros(total, dtype=torch.bool)
+    for at, pixels in known.items():
+        frames[at], given[at] = torch.from_numpy(pixels.copy()), True
+    return batch_of(frames.numpy()[None], device), given.to(device)
+
+
+def counted(frames: int) -> str:
+    """`1 frame`, `17 frames`."""
+    return f"{frames:,} frame{'s'[: frames != 1]}"
+
+
+def batch_of(frames: npt.NDArray[np.uint8], device: torch.device) -> Tensor:
+    """b t h w c -> b c t h w in [-1, 1]."""
+    return from_uint8(torch.from_numpy(frames).permute(0, 4, 1, 2, 3).to(device))
+
+
+# ---- reading
+
+
+def prepare(footage: Footage, data: VideoDataConfig, most: int | None = None) -> Clip:
+    """A clip as the model sees it, or its first frames: taken, cut and scaled as those of training are."""
+    clip, size = read(footage, data, most), data.resolution
+    boxed = data.fit == "letterbox"
+    cut = (letterbox(frame, size, data.background) if boxed else fit(frame, size) for frame in clip.frames)
+    return Clip(np.stack(list(cut)), clip.fps)
+
+
+def one_frame(picture: Footage, data: VideoDataConfig) -> Pixels:
+    """A picture as the model sees it: h w c."""
+    frames = prepare(picture, data, most=2).frames
+    if len(frames) != 1:
+        name = f" {picture}" if isinstance(picture, (str, Path)) else ""
+        raise UserError(f"a keyframe's image{name} has several frames; expected a picture")
+    return frames[0]
+
+
+def read(footage: Footage, data: VideoDataConfig, most: int | None = None) -> Clip:
+    """A file, a `Clip`, a PIL image or an array, with the channels of the data. Of a file those frames are taken that training
+    would take, by data.fps or data.stride; arrays and `Clip`s, such as drawn ones, stay as they are."""
+    if isinstance(footage, (str, Path)):
+        try:
+            return read_clip(
+                footage, lambda facts: every_frame(facts, data.fps, data.stride, most), channels=data.channels,
+                background=data.background, min_side=None if data.fit == "letterbox" else data.resolution,
+            )  # fmt: skip
+        except UnreadableClip as error:
+            raise UserError(f"{error}; expected a picture, a gif, an apng, a webp or a video") from None
+        except AvMissing as error:
+            raise UserError(str(error)) from None
+    if isinstance(footage, Image.Image):
+        return Clip(to_array(footage, channels=data.channels, background=data.background)[None], FPS)
+    fps, array = (footage.fps, footage.frames) if isinstance(footage, Clip) else (FPS, footage)
+    given = checked_frames(array)[:most]
+    return Clip(np.stack([with_channels(frame, channels=data.channels, background=data.background) for frame in given]), fps)
+
+
+def checked_frames(array: Any) -> Frames:
+    """A uint8 array of frames x height x width x 1, 3 or 4, or the user's error; a picture is one frame."""
+    found = f"{array.dtype} shaped {list(array.shape)}" if isinstance(array, np.ndarray) else f"a {type(array).__name__}"
+    if isinstance(array, np.ndarray) and array.dtype == np.uint8 and array.size:
+        whole = array[None, :, :, None] if array.ndim == 2 else array[None] if array.ndim == 3 else array
+        if whole.ndim == 4 and whole.shape[3] in (1, 3, 4):
+            return whole
+    raise UserError(
+        f"a clip is {found}; expected a file, a Clip, a PIL image or uint8: frames x height x width x 1, 3 or 4 channels"
+    )
+
+
+# ---- tokens
+
+
+def encode_clips(tokenizer: Any, clips: Sequence[Frames], device: torch.device) -> Tensor:
+    """Clips t h w c -> b k h w ids on the CPU. All are filled up to the longest, and that to whole latent frames, with their last
+    frames again: ids of what was there are the same, since a latent frame knows nothing of later ones."""
+    stride = tokenizer.time_stride
+    longest = max(len(frames) for frames in clips)
+    length = 1 + -(-(longest - 1) // stride) * stride
+    filled = np.stack([np.concatenate([frames, frames[-1:].repeat(length - len(frames), axis=0)]) for frames in clips])
+    with full_precision(device):
+        parts = np.split(filled, range(size := max(1, CHUNK_FRAMES // length), len(filled), size))
+        return torch.cat([tokenizer.encode(batch_of(part, device)).cpu() for part in parts])
+
+
+def decode_clips(tokenizer: Any, ids: Tensor, fps: float, device: torch.device) -> list[Clip]:
+    """b k h w ids -> clips of 1 + stride * (k - 1) frames."""
+    made: list[Clip] = []
+    with full_precision(device):
+        for part in ids.long().split(max(1, CHUNK_FRAMES // (1 + (ids.shape[1] - 1) * tokenizer.time_stride))):
+            frames = to_uint8(tokenizer.decode(part.to(device))).permute(0, 2, 3, 4, 1).cpu().numpy()  # b t h w c
+            made += [Clip(clip, fps) for clip in frames]
+    return made

@@ -1,0 +1,111 @@
+"""A recipe of clips without training: what is drawn can be told from a request by hand, and its tokens are mean colours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from tessera.batches import to_uint8
+from tessera.config import Config, VideoDataConfig
+from tessera.contracts import Chunk, Recipe
+from tessera.media.clips import Clip
+from tessera.randomness import mix, mix_text
+from tessera.sampling.session import Session
+from tessera.sampling.stored import Stored
+
+
+class ClipSample(Config):
+    """What a request may change."""
+
+    frames: int | None = Field(None, ge=1, le=500)
+    """How many."""
+    guidance: float = Field(2.0, ge=0)
+    """Moves nothing here."""
+    chunk: int = Field(2, ge=1)
+    """Clips drawn at once."""
+
+
+class ClipConfig(Config):
+    """Root config."""
+
+    recipe: Literal["flicker"] = "flicker"
+    """The recipe's name."""
+    data: VideoDataConfig = VideoDataConfig(frames=5, resolution=16)
+    """The files."""
+    sample: ClipSample = ClipSample()
+    """How clips are drawn."""
+
+
+def colour_of(caption: str, seed: int) -> int:
+    """The first grey of a clip; every further frame is one lighter."""
+    return mix(mix_text(caption), seed) % 200
+
+
+class Flicker:
+    """Frame i of a clip is the grey of its caption and seed, plus i; frames that are given stay."""
+
+    def __init__(self, config: ClipConfig, nets: Mapping[str, Mapping[str, nn.Module]], device: torch.device) -> None:
+        self.config = config
+        self.chunks: list[Chunk] = []
+
+    def __call__(self, chunk: Chunk) -> list[Clip]:
+        self.chunks.append(chunk)
+        length = chunk.options.frames or self.config.data.frames
+        size, channels = self.config.data.resolution, self.config.data.channels
+        made = []
+        for row, (caption, seed) in enumerate(zip(chunk.captions, chunk.seeds.tolist(), strict=True)):
+            scenes = [(scene.caption, scene.frames) for scene in chunk.scenes or ()] or [(str(caption), length)]
+            starts = np.repeat([colour_of(words, seed) for words, _ in scenes], [count for _, count in scenes])
+            greys = (starts + np.arange(length)).astype(np.uint8)
+            frames = np.broadcast_to(greys[:, None, None, None], (length, size, size, channels)).copy()
+            if chunk.frames is not None and chunk.given is not None:
+                known = to_uint8(chunk.frames[row]).permute(1, 2, 3, 0).cpu().numpy()
+                frames[chunk.given.cpu().numpy()] = known[chunk.given.cpu().numpy()]
+            made.append(Clip(frames, 8.0))
+        return made
+
+    def loss(self, real: Any, captions: Sequence[str | None]) -> Mapping[str, float]:
+        """Not asked."""
+        return {}
+
+
+class Means(nn.Module):
+    """Blocks of 8 x 8 pixels to their mean greys: the first frame alone, then so many frames at once."""
+
+    vocab_size = 256
+    time_stride = 2
+
+    def encode(self, frames: Tensor) -> Tensor:
+        """b c t h w -> b k h w."""
+        assert (frames.shape[2] - 1) % self.time_stride == 0
+        first, rest = frames[:, :, :1], frames[:, :, 1:]
+        means = [nn.functional.avg_pool3d(first, (1, 8, 8))]
+        if rest.shape[2]:
+            means.append(nn.functional.avg_pool3d(rest, (self.time_stride, 8, 8)))
+        return torch.cat(means, 2).mean(1).add(1).mul(127.5).round().long()
+
+    def decode(self, ids: Tensor) -> Tensor:
+        """The way back: every block in its mean."""
+        repeats = torch.tensor([1, *[self.time_stride] * (ids.shape[1] - 1)])
+        frames = ids.repeat_interleave(repeats, 1).repeat_interleave(8, 2).repeat_interleave(8, 3)
+        return (frames.float() / 127.5 - 1)[:, None].expand(-1, 3, -1, -1, -1)
+
+
+FLICKER = Recipe(
+    name="flicker", summary="greys in time", medium="clip", config_type=ClipConfig, presets={"tiny": ClipConfig},
+    steps=lambda config: (), opens=Flicker,
+)  # fmt: skip
+
+
+def clip_session(path: Path, **data: Any) -> Session:
+    """A session of it; `data` are values of its data section."""
+    config = ClipConfig(data=VideoDataConfig(**{"frames": 5, "resolution": 16, **data}))
+    session = Session(Stored(path, FLICKER, config, {}), torch.device("cpu"))
+    session.nets = {"tokenizer": {"tokenizer": Means()}}
+    return session
