@@ -47,7 +47,9 @@ Clips = Sequence[Frames]
 class ClipSubject:
     """A model under test. What it cannot do is None, and the rows that need it are left out."""
 
-    sample: Callable[[Sequence[str], Sequence[int], int], Clips] | None = None  # captions, frames of each, seed; "" asks for anything
+    sample: Callable[[Sequence[str], Sequence[int], int], Clips] | None = (
+        None  # captions, frames of each, seed; "" asks for anything
+    )
     reconstruct: Callable[[Clips], Clips] | None = None
     count_codes: Callable[[Clips], Tensor] | None = None  # how often each code occurs in their tokens: v, or several times v
     tell: Callable[[Sequence[Sequence[Scene]], int], Clips] | None = None  # stories, seed -> all scenes of each as one clip
@@ -180,9 +182,7 @@ def codes_report(subject: ClipSubject, asked: ClipSide, world: World) -> Report:
     return {**code_use(counts), "vocab_size": counts.shape[-1], "tokens": int(counts.sum())}
 
 
-def attributes_report(
-    material: ClipMaterial, rows: ClipRows, fitting: Fitting, say: Say
-) -> tuple[Report, Classifier | None]:
+def attributes_report(material: ClipMaterial, rows: ClipRows, fitting: Fitting, say: Say) -> tuple[Report, Classifier | None]:
     """Accuracy of the samples at the top; `chance`: what is judged, by others' captions."""
     if material.oracle is not None:
         return {"skipped": "an oracle judges these data"}, None
@@ -267,8 +267,8 @@ def health_of(report: Report) -> Health:
 
 
 def make_sheet(material: ClipMaterial, rows: ClipRows, copies: Copies | None) -> Pictures | None:
-    """Strips of frames with the caption below: real, reconstruction, sample and nearest training clip; samples that lie nearest to
-    training come first."""
+    """Strips of frames with the caption below: real, reconstruction, sample and nearest training clip; samples that lie nearest
+    to training come first."""
     if not len(rows.asked):
         return None
     order = [int(index) for index in copies.ranked[: SHEET_CLIPS // 2]] if copies else []

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from tessera.batches import from_uint8
 from tessera.evals.clip_nets import spread
@@ -20,19 +19,18 @@ SSIM_WINDOW = 11  # smaller pictures have no SSIM
 
 
 def kept_of(real: Sequence[Frames], made: Sequence[Frames]) -> dict[str, float | None]:
-    """PSNR in decibel and SSIM, means over frames, then over clips; `psnr_first` of first frames alone."""
-    rows = [_frame_scores(*pair) for pair in zip(real, made, strict=True)]
-    similar = [float(each[1].mean()) for each in rows if each[1] is not None]
-    return {
-        "psnr": float(np.mean([float(each[0].mean()) for each in rows])),
-        "psnr_first": float(np.mean([float(each[0][0]) for each in rows])),
-        "ssim": float(np.mean(similar)) if similar else None,
-    }
+    """PSNR in decibel of all pixels of a clip, `psnr_first` of its first frame alone, SSIM as a mean over its frames; means over
+    clips."""
+    rows = [_scores(*pair) for pair in zip(real, made, strict=True)]
+    means = [float(np.mean(column)) for column in zip(*(row[:2] for row in rows), strict=True)]
+    similar = [row[2] for row in rows if row[2] is not None]
+    return {"psnr": means[0], "psnr_first": means[1], "ssim": float(np.mean(similar)) if similar else None}
 
 
-def _frame_scores(real: Frames, made: Frames) -> tuple[Tensor, Tensor | None]:
+def _scores(real: Frames, made: Frames) -> tuple[float, float, float | None]:
     x, y = (from_uint8(torch.from_numpy(np.ascontiguousarray(clip)).permute(0, 3, 1, 2)) for clip in (real, made))
-    return psnr(x, y), ssim(x, y) if min(x.shape[2:]) >= SSIM_WINDOW else None
+    similar = float(ssim(x, y).mean()) if min(x.shape[2:]) >= SSIM_WINDOW else None
+    return float(psnr(x[None], y[None])), float(psnr(x[:1], y[:1])), similar
 
 
 def still(clips: Sequence[Frames]) -> list[Frames]:

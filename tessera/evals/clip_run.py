@@ -22,9 +22,7 @@ from tessera.sampling.session import Session
 def judge_clips(session: Session, root: Any, data: Any, world: World, say: Say) -> Evaluation:
     """By clips as validation sees them; `root` is the run's config with what the user set."""
     config = root.evaluate
-    material = load_clips(
-        root.data, most_train=config.train_samples, most_held_out=2 * config.n, seed=config.seed, source=data
-    )
+    material = load_clips(root.data, most_train=config.train_samples, most_held_out=2 * config.n, seed=config.seed, source=data)
     return evaluate_clips(subject_of(session, root.sample, material), material, config, world=world, say=say)
 
 

@@ -72,8 +72,8 @@ def identity_by_slots(stories: Sequence[Story], classifier: Classifier) -> dict[
     same = ((asked == asked[:, :1]) & (asked >= 0)).all(1)  # n s: kept by the captions
     kept, right = (shown == shown[:, :1]).all(1), (shown == asked).all(1)
     apart = np.stack([np.roll(shown[:, scene], scene, 0) for scene in range(NUM_SCENES)], 1)
-    mixed = (apart == apart[:, :1]).all(1)
-    table = {name: _shares(classifier.slots, verdict, same) for name, verdict in (("kept", kept), ("right", right), ("apart", mixed))}
+    verdicts = {"kept": kept, "right": right, "apart": (apart == apart[:, :1]).all(1)}
+    table = {name: _shares(classifier.slots, verdict, same) for name, verdict in verdicts.items()}
     whole = int((kept | ~same).all(1).sum())
     return {"kept": whole / len(stories), "interval": list(wilson(whole, len(stories))), "rows": table}
 

@@ -77,9 +77,7 @@ class Retriever:
     sha256: str
 
 
-def fit_retriever(
-    media: Pictures | Sequence[Frames], captions: Sequence[str | None], fitting: Fitting
-) -> Retriever:
+def fit_retriever(media: Pictures | Sequence[Frames], captions: Sequence[str | None], fitting: Fitting) -> Retriever:
     """From pictures, or a list of clips, and captions of the training split; those without a caption are left out."""
     kept = [index for index, caption in enumerate(captions) if caption]
     if not kept:

@@ -2,7 +2,8 @@
 one, are the values of a slot: left, right, away, towards.
 
 A word that some caption has twice (a black shirt and black trousers) says nothing by itself: it is taken with the word before or
-behind it, on the side where fewer different words stand (and black, long hair). Words that always come together (draws, bow) are one. Captions that follow no template have no slots.
+behind it, on the side where fewer different words stand (and black, long hair). Words that always come together (draws, bow) are
+one. Captions that follow no template have no slots.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ def join_repeated(texts: Sequence[str]) -> dict[str, int]:
 
 
 def find_slots(captions: Sequence[str | None]) -> list[Slot]:
-    """Each token is a value of one slot at most. A slot starts from the rarest token that is left and takes those that exclude all
-    it has, the nearest in place first, so that it is as fine as can be: walks, runs, jumps rather than walks, runs, faces."""
+    """Each token is a value of one slot at most. A slot starts from the rarest token that is left and takes those that exclude
+    all it has, the nearest in place and the rarest first, so that it is fine: walks, runs, jumps, not walks, runs, faces."""
     texts = [caption for caption in captions if words_of(caption)]
     joined = join_repeated(texts)
     has, tokens, places = _table(texts, joined)
@@ -91,9 +92,7 @@ def find_slots(captions: Sequence[str | None]) -> list[Slot]:
     return [slot for _, slot in sorted(slots, key=lambda pair: (pair[0], pair[1].values))]
 
 
-def _table(
-    texts: Sequence[str], joined: Mapping[str, int]
-) -> tuple[npt.NDArray[np.float64], list[str], npt.NDArray[np.float64]]:
+def _table(texts: Sequence[str], joined: Mapping[str, int]) -> tuple[npt.NDArray[np.float64], list[str], npt.NDArray[np.float64]]:
     """n v: which captions have which token, of tokens that tell captions apart, one of those that always come together; the
     tokens, and their mean places."""
     rows: dict[str, list[int]] = defaultdict(list)
