@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tessera.contracts import Scene
+from tessera.data.clip_sources import as_clip_source
 from tessera.engine.dist import World
 from tessera.evals.clip_evaluate import Clips, ClipSubject, evaluate_clips
 from tessera.evals.clip_material import ClipMaterial, load_clips
@@ -21,8 +22,9 @@ from tessera.sampling.session import Session
 
 def judge_clips(session: Session, root: Any, data: Any, world: World, say: Say) -> Evaluation:
     """By clips as validation sees them; `root` is the run's config with what the user set."""
-    config = root.evaluate
-    material = load_clips(root.data, most_train=config.train_samples, most_held_out=2 * config.n, seed=config.seed, source=data)
+    config, look = root.evaluate, {"channels": root.data.channels, "background": root.data.background}
+    source = None if data is None else as_clip_source(data, **look)
+    material = load_clips(root.data, most_train=config.train_samples, most_held_out=2 * config.n, seed=config.seed, source=source)
     return evaluate_clips(subject_of(session, root.sample, material), material, config, world=world, say=say)
 
 

@@ -22,6 +22,7 @@ LEAST_SHARE = 0.005  # of all captions
 COVERAGE = 0.95  # of the captions have a value of the slot
 OVERLAP = 0.02  # of a value's captions may have another value of the slot; those count nowhere
 NEAR = 2  # words apart, on average over captions: of tokens about as near the rarer is taken first
+MISTAKES = 0.01  # of a word's captions have it twice without a meaning
 SHOWN = 4  # values in a slot's name
 
 
@@ -54,8 +55,10 @@ def tokens_of(caption: str | None, joined: Mapping[str, int]) -> list[str]:
 
 
 def join_repeated(texts: Sequence[str]) -> dict[str, int]:
-    """Of the words that a caption has twice, on which side fewer different words stand."""
-    repeated = {word for text in texts for word, count in Counter(words_of(text)).items() if count > 1}
+    """Of the words that captions have twice, and not by mistake, on which side fewer different words stand."""
+    twice = Counter(word for text in texts for word, count in Counter(words_of(text)).items() if count > 1)
+    once = Counter(word for text in texts for word in set(words_of(text)))
+    repeated = {word for word, count in twice.items() if count >= MISTAKES * once[word]}
     beside: dict[tuple[str, int], set[str]] = defaultdict(set)
     for text in texts:
         words = words_of(text)
