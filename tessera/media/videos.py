@@ -144,8 +144,9 @@ def _packets(container: Any, stream: Any) -> tuple[list[tuple[Any, bool, int]], 
                     found.append((packet.pts, packet.is_keyframe, packet.duration or 0))
     except Exception as error:  # frames before it are whole
         odd.append(f"after {len(found)} frames {_reason(error)}")
-    if num_packets < stream.frames:
-        odd.append(f"the file is cut short: {num_packets} of {stream.frames} frames are whole")
+    announced = len(stream.index_entries)  # of mp4 every frame that its edit list leaves, elsewhere some
+    if num_packets < announced:
+        odd.append(f"the file is cut short: {num_packets} of {announced} frames are whole")
     if stream.sample_aspect_ratio not in (None, 0, 1):
         odd.append(f"pixels are not square ({stream.sample_aspect_ratio}) and are read as they are stored")
     return found, odd

@@ -239,6 +239,39 @@ def test_size_may_change_midway(tmp_path: Path) -> None:
     assert inspect_clip(small).odd == ("the picture changes its size: 24 x 16, 48 x 32",)
 
 
+@pytest.mark.parametrize("options", [{"bf": "0", "g": "10", "crf": "4"}, None])
+def test_what_an_edit_list_cuts_away_is_not_there(options: dict[str, str] | None, tmp_path: Path) -> None:
+    """ISO 14496-12, 8.6.6: how long the edit is, in the time of the movie, and where it starts, in that of the track."""
+    path = write(tmp_path / "a.mp4", plain(30), options=options)
+    content = bytearray(path.read_bytes())
+    edit, (scale,) = content.index(b"elst") + 12, struct.unpack_from(">I", content, content.index(b"mdhd") + 16)
+    duration, start = struct.unpack_from(">Ii", content, edit)
+    struct.pack_into(">Ii", content, edit, duration * 15 // 30, start + scale * 7 // 24)
+    path.write_bytes(content)
+    seen = inspect_clip(path)
+    assert (seen.facts.num_frames, seen.facts.times[0], seen.odd) == (15, 0, ())
+    assert np.abs(read_clip(path, every).frames.astype(int) - plain(30)[7:22]).max() <= 6
+    assert np.array_equal(read_clip(path, lambda _: [12]).frames[0], read_clip(path, every).frames[12])
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "mux"),
+    [
+        ("open.mp4", {"x264-params": "keyint=10:min-keyint=10:open-gop=1:bframes=3:scenecut=0:b-adapt=0"}, {}),
+        ("open.mkv", {"x264-params": "keyint=10:min-keyint=10:open-gop=1:bframes=3:scenecut=0:b-adapt=0"}, {}),
+        ("refresh.mp4", {"x264-params": "keyint=10:intra-refresh=1"}, {}),
+        ("fragments.mp4", None, {"movflags": "frag_keyframe+empty_moov"}),
+    ],
+)
+def test_frames_alone_where_groups_are_open(name: str, params: Any, mux: dict[str, str], tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (32, 48, 3), dtype=np.uint8)
+    path = write(tmp_path / name, np.stack([np.roll(noise, shift, axis=1) for shift in range(35)]), options=params, mux=mux)
+    whole = read_clip(path, every).frames
+    assert len(whole) == 35
+    for place in range(35):
+        assert np.array_equal(read_clip(path, lambda _, place=place: [place]).frames[0], whole[place])
+
+
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.avi"])
 def test_cut_videos_have_their_whole_frames(name: str, tmp_path: Path) -> None:
     frames = np.random.default_rng(0).integers(0, 256, (40, 32, 48, 3), dtype=np.uint8)
