@@ -17,6 +17,7 @@ from tessera.config.sections import (
     MeshEvaluateConfig,
     OptimConfig,
     VideoDataConfig,
+    VideoEvaluateConfig,
 )  # fmt: skip
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "OptimConfig",
     "UserError",
     "VideoDataConfig",
+    "VideoEvaluateConfig",
     "build",
     "difference",
     "document",

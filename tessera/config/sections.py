@@ -216,6 +216,21 @@ class EvaluateConfig(JudgingConfig):
     """An extractor.safetensors of another evaluation: distances of two runs compare only on the same one. null fits one."""
 
 
+class VideoEvaluateConfig(JudgingConfig):
+    """How a trained model of clips is judged."""
+
+    train_samples: int = Field(2_000, ge=1)
+    """Most training clips that are read: to look for copies, and to fit the nets that judge."""
+    fit_steps: int = Field(300, ge=1)
+    """Updates of each judging net; a minute or two on one CPU core."""
+    resamples: int = Field(100, ge=0)
+    """Bootstrap resamples behind the interval of a distance; 0 gives none."""
+    extractor: str | None = None
+    """An extractor.safetensors of another evaluation: distances of two runs compare only on the same one. null fits one."""
+    stories: int = Field(32, ge=0)
+    """Stories of three scenes that are drawn, to see whether their subject stays the same; 0 leaves them out."""
+
+
 class MeshEvaluateConfig(JudgingConfig):
     """How a trained model of meshes is judged."""
 

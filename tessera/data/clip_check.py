@@ -6,6 +6,7 @@ import posixpath
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -156,7 +157,7 @@ def check_clips(
     )
 
 
-def _lengths(moving: Sequence[ClipEntry]) -> dict[str, object]:
+def _lengths(moving: Sequence[ClipEntry]) -> dict[str, Any]:
     numbers = np.array([file.num_frames for file in moving] or [0])
     seconds = [file.seconds for file in moving] or [0.0]
     by_length = sorted(moving, key=lambda file: file.num_frames)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from tessera.config import EvaluateConfig
+from tessera.config import EvaluateConfig, VideoEvaluateConfig
 from tessera.engine.dist import World
 from tessera.evals import oracle, retrieval
 from tessera.evals.copies import Copies, few_note, find_copies, pixel_vectors
@@ -90,10 +90,15 @@ def evaluate(
         extractor = extractor or pick_extractor(material, config, fitting)
         say(f"distances, and copies among {len(material.train):,} training pictures")
         features = {name: extractor.extract(pictures) for name, pictures in rows_by_name(rows).items()}
-        report |= distance_reports(material, features, extractor, config)
-        report["copies"], copies = copies_report(material, rows, features, extractor)
+        report |= distance_reports(material.held_out.pictures, features, extractor, config)
+        report["copies"], copies = copies_report(rows_by_name(rows), material.train.pictures, features, extractor)
         say(f"retrieval: {f'fitting a net, {fitting.steps:,} steps' if material.captioned else 'left out, captions are missing'}")
-        report["retrieval"] = retrieval_report(material, rows, fitting)
+        skipped = "needs captions of every held-out and of most training pictures"
+        report["retrieval"] = (
+            retrieval_report(material.train.pictures, material.train.captions, rows_by_name(rows), rows.asked.captions, fitting)
+            if material.captioned
+            else {"skipped": skipped}
+        )
     say("held-out loss, and the report")
     report["loss"] = dict(subject.held_out_loss()) if subject.held_out_loss else {"skipped": "no stage measures a loss"}
     report["health"] = health_of(report).as_dict()
@@ -171,11 +176,10 @@ def oracle_report(material: Material, rows: Rows, seed: int) -> Report:
 
 
 def distance_reports(
-    material: Material, features: Mapping[str, Features], extractor: Extractor, config: EvaluateConfig
+    held_out: Any, features: Mapping[str, Features], extractor: Extractor, config: EvaluateConfig | VideoEvaluateConfig
 ) -> dict[str, Report]:
-    """`fd` and `kd`: each row against the reference pictures, `floor` being that of the real ones."""
-    num = min(len(features["real"]), len(material.held_out) // 2)
-    reference_pictures = material.held_out[len(material.held_out) - num :].pictures
+    """`fd` and `kd`: each row against held-out media from the end of the list, `floor` being that of the real ones."""
+    num = min(len(features["real"]), len(held_out) // 2)
     note = size_note(num, features["real"].shape[1])
     reports: dict[str, Report] = {}
     for key, measure in (("fd", estimate_frechet), ("kd", estimate_kernel)):
@@ -183,7 +187,7 @@ def distance_reports(
         if num < MIN_SAMPLES:
             reports[key] = {**report, "skipped": note}
             continue
-        reference = extractor.extract(reference_pictures)
+        reference = extractor.extract(held_out[len(held_out) - num :])
         table = {
             "floor" if name == "real" else name: measure(
                 made[:num], reference, resamples=config.resamples, seed=config.seed
@@ -196,34 +200,32 @@ def distance_reports(
 
 
 def copies_report(
-    material: Material, rows: Rows, features: Mapping[str, Features], extractor: Extractor
-) -> tuple[Report, Copies | None]:
+    rows: Mapping[str, Any], train: Any, features: Mapping[str, Features], extractor: Extractor,
+    vectors: Callable[[Any], Features] = pixel_vectors, things: str = "pictures",
+) -> tuple[Report, Copies | None]:  # fmt: skip
     """In pixels and in features; the pairs of the pixels go to the sheet."""
-    if "samples" not in rows.made:
+    if "samples" not in rows:
         return {"skipped": "no samples"}, None
-    train = material.train.pictures
-    pixels = find_copies(pixel_vectors(rows.made["samples"]), pixel_vectors(rows.asked.pictures), pixel_vectors(train))
+    pixels = find_copies(vectors(rows["samples"]), vectors(rows["real"]), vectors(train))
     found = find_copies(features["samples"], features["real"], extractor.extract(train))
-    report: Report = {"share": pixels.as_dict()["share"], "n": len(rows.asked), "searched": len(train)}
+    report: Report = {"share": pixels.as_dict()["share"], "n": len(rows["real"]), "searched": len(train)}
     report |= {"pixels": pixels.as_dict(), "features": found.as_dict()}
-    note = few_note(len(rows.asked))
+    note = few_note(len(rows["real"]), things)
     return {**report, **({"note": note} if note else {})}, pixels
 
 
-def retrieval_report(material: Material, rows: Rows, fitting: Fitting) -> Report:
+def retrieval_report(
+    train: Any, train_captions: Sequence[str | None], rows: Mapping[str, Any], asked: Sequence[str | None], fitting: Fitting
+) -> Report:
     """R@1 and R@5 of the samples at the top, every reference row below."""
-    if not material.captioned:
-        return {"skipped": "needs captions of every held-out and of most training pictures"}
-    candidates = retrieval.candidates_for(rows.asked.captions, retrieval.CANDIDATES, fitting.seed)
+    candidates = retrieval.candidates_for(asked, retrieval.CANDIDATES, fitting.seed)
     if candidates.shape[1] < 2:
         return {"skipped": "all held-out captions are the same"}
-    model = retrieval.fit_retriever(material.train.pictures, material.train.captions, fitting)
-    captions = model.captions(rows.asked.captions)
-    table = {
-        name: retrieval.recall(model.pictures(pictures), captions, candidates) for name, pictures in rows_by_name(rows).items()
-    }
+    model = retrieval.fit_retriever(train, train_captions, fitting)
+    captions = model.captions(asked)
+    table = {name: retrieval.recall(model.pictures(media), captions, candidates) for name, media in rows.items()}
     table["chance"] = retrieval.chance(candidates.shape[1])
-    facts = {"n": len(rows.asked), "candidates": candidates.shape[1], "model_sha256": model.sha256}
+    facts = {"n": len(asked), "candidates": candidates.shape[1], "model_sha256": model.sha256}
     return {**table.get("samples", {}), **facts, "rows": table}
 
 

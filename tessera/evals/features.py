@@ -8,10 +8,10 @@ captions how a picture was turned and blurred (`turns-1a2b3c4d`; Gidaris et al. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,13 +22,17 @@ from torch import Tensor, nn
 
 from tessera.config import UserError
 from tessera.contracts import Context, Loss, Nets
+from tessera.evals.clip_nets import ClipNet, run_tower
 from tessera.evals.distances import Features
-from tessera.evals.nets import FitBatch, Fitting, PictureNet, Pictures, fit_net, run_net, shrink, side_for, weights_hash
+from tessera.evals.nets import FitBatch, Fitting, PictureNet, Pictures, fit_net, shrink, side_for, weights_hash
 from tessera.evals.words import telling_words, which_words
 from tessera.randomness import uniform
 
 WIDTH = 64  # of the features: small, so that a few hundred samples fill a covariance
 NUM_TURNS = 8  # four quarter turns, sharp or blurred
+KINDS: Mapping[str, type[PictureNet] | type[ClipNet]] = {
+    "words": PictureNet, "turns": PictureNet, "clip-words": ClipNet, "clip-turns": ClipNet,
+}  # fmt: skip
 INCEPTION = "inception"
 _CHUNK = 64  # pictures that go through Inception at once
 
@@ -52,13 +56,13 @@ class Extractor:
 class FeatureNet(nn.Module):
     """A trunk whose output are the features, and a linear head for the task it is fitted by."""
 
-    def __init__(self, channels: int, side: int, num_targets: int) -> None:
+    def __init__(self, trunk: PictureNet | ClipNet, num_targets: int) -> None:
         super().__init__()
-        self.trunk = PictureNet(channels, side, WIDTH)
-        self.head = nn.Linear(WIDTH, num_targets)
+        self.trunk = trunk
+        self.head = nn.Linear(trunk.width, num_targets)
 
     def forward(self, x: Tensor) -> Tensor:
-        """b c h w -> b targets"""
+        """b c h w, or b c t h w of clips -> b targets"""
         return self.head(F.silu(self.trunk(x)))
 
 
@@ -71,19 +75,20 @@ def fit_extractor(pictures: Pictures, captions: Sequence[str | None], fitting: F
     by_words = len(words) >= 2
     targets = torch.from_numpy(which_words(captions, words)) if by_words else torch.zeros(len(pictures), 1)
     net = fit_net(
-        lambda: FeatureNet(channels, side, len(words) if by_words else NUM_TURNS),
+        lambda: FeatureNet(PictureNet(channels, side, WIDTH), len(words) if by_words else NUM_TURNS),
         words_loss if by_words else turns_loss,
         shrink(pictures, side),
         targets,
         fitting,
     )
-    return _fitted("words" if by_words else "turns", net)
+    return fitted("words" if by_words else "turns", net)
 
 
-def _fitted(kind: str, net: nn.Module) -> Extractor:
+def fitted(kind: str, net: nn.Module) -> Extractor:
+    """A fitted net, named by its kind and its weights."""
     assert isinstance(net, FeatureNet)
     trunk, digest = net.trunk, weights_hash(net)
-    return Extractor(f"{kind}-{digest[:8]}", digest, lambda pictures: run_net(trunk, pictures), net)
+    return Extractor(f"{kind}-{digest[:8]}", digest, lambda media: run_tower(trunk, media), net)
 
 
 def words_loss(nets: Nets, batch: FitBatch, context: Context) -> Loss:
@@ -113,26 +118,28 @@ def save_extractor(extractor: Extractor, path: Path) -> None:
         raise ValueError(f"the extractor {extractor.name} was not fitted here; keep the file it came from")
     tensors = {name: tensor.detach().cpu().float().contiguous() for name, tensor in extractor.net.state_dict().items()}
     trunk = extractor.net.trunk
-    facts = {"kind": extractor.name.split("-")[0], "channels": str(trunk.stem.in_channels), "side": str(trunk.side)}
+    facts = {"kind": extractor.name.rpartition("-")[0], "channels": str(trunk.channels), "side": str(trunk.side)}
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(tensors, path, metadata=facts)
 
 
-def load_extractor(path: Path, device: torch.device) -> Extractor:
+def load_extractor(path: Path, device: torch.device, medium: Literal["picture", "clip"] = "picture") -> Extractor:
     """What `save_extractor` wrote, under the same name."""
     try:
         with safe_open(path, "pt") as file:
             facts = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
-        net = FeatureNet(int(facts["channels"]), int(facts["side"]), len(tensors["head.bias"]))
+        trunk_type = KINDS[facts["kind"]]
+        net = FeatureNet(trunk_type(int(facts["channels"]), int(facts["side"]), WIDTH), len(tensors["head.bias"]))
         net.load_state_dict(tensors)
-        kind = {"words": "words", "turns": "turns"}[facts["kind"]]
     except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
         raise UserError(
             f"evaluate.extractor: {path} is no extractor that an evaluation has saved ({type(error).__name__}: {error}); "
             "name the extractor.safetensors of another evaluation, or set evaluate.extractor=null"
         ) from None
-    return _fitted(kind, net.to(device).eval().requires_grad_(False))
+    if (trunk_type is ClipNet) != (medium == "clip"):
+        raise UserError(f"evaluate.extractor: {path} is an extractor of another medium; name one of {medium}s")
+    return fitted(facts["kind"], net.to(device).eval().requires_grad_(False))
 
 
 def inception_extractor(module: nn.Module, sha256: str) -> Extractor:

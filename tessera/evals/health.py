@@ -38,28 +38,30 @@ def limiting(tokenizer_loss: float, generator_loss: float, least: float) -> Limi
 
 def judge_accuracy(
     real: float, reconstruction: float | None, samples: float | None, *, things: str = "pictures",
-    advice: Mapping[str, str] = ADVICE,
+    advice: Mapping[str, str] = ADVICE, measure: str = "oracle",
 ) -> Health:  # fmt: skip
-    """From joint oracle accuracies, higher being better."""
+    """From accuracies by an oracle, or another measure, higher being better."""
     if reconstruction is None and samples is None:
-        return Health("oracle", "unknown", None, None, "neither reconstructions nor samples were measured")
+        return Health(measure, "unknown", None, None, "neither reconstructions nor samples were measured")
     if reconstruction is None:
         lost = real - (samples or 0.0)
         sentence = f"samples score {percent(samples)} where real {things} score {percent(real)}: {points(lost)} points are lost"
-        return Health("oracle", "unknown", None, None, sentence + "; no reconstructions, so no stage can be named")
+        return Health(measure, "unknown", None, None, sentence + "; no reconstructions, so no stage can be named")
     first = real - reconstruction
     if samples is None:
         limit = limiting(first, 0.0, MIN_POINTS)
         sentence = f"tokenizer reconstructions score {percent(reconstruction)} of real {things}' {percent(real)}"
-        return Health("oracle", limit, first, None, f"{sentence}: the tokenizer loses {points(first)} points")
+        return Health(measure, limit, first, None, f"{sentence}: the tokenizer loses {points(first)} points")
     second = reconstruction - samples
     limit = limiting(first, second, MIN_POINTS)
     told = f"tokenizer reconstructions score {percent(reconstruction)}, samples {percent(samples)}"
     losses = f"the tokenizer loses {points(first)} points, the generator {points(second)} more"
-    return Health("oracle", limit, first, second, f"{told}: {losses}: {advice.get(limit, 'neither limits quality')}")
+    return Health(measure, limit, first, second, f"{told}: {losses}: {advice.get(limit, 'neither limits quality')}")
 
 
-def judge_distance(name: str, floor: float, reconstruction: float | None, samples: float | None) -> Health:
+def judge_distance(
+    name: str, floor: float, reconstruction: float | None, samples: float | None, *, things: str = "pictures"
+) -> Health:
     """From distances to the same real pictures, lower being better; the floor is that of other real pictures."""
     if reconstruction is None and samples is None:
         return Health(name, "unknown", None, None, "neither reconstructions nor samples were measured")
@@ -72,7 +74,7 @@ def judge_distance(name: str, floor: float, reconstruction: float | None, sample
         return Health(name, limiting(first, 0.0, least), first, None, f"{sentence}: the tokenizer adds {first:.4g}")
     second = samples - reconstruction
     limit = limiting(first, second, least)
-    told = f"{name} is {floor:.4g} for real pictures, {reconstruction:.4g} for reconstructions, {samples:.4g} for samples"
+    told = f"{name} is {floor:.4g} for real {things}, {reconstruction:.4g} for reconstructions, {samples:.4g} for samples"
     losses = f"the tokenizer adds {first:.4g}, the generator {second:.4g}"
     return Health(name, limit, first, second, f"{told}: {losses}: {ADVICE.get(limit, 'neither limits quality')}")
 

@@ -11,33 +11,44 @@ ORDER = (
     "nearest",
     "train",
     "floor",
+    "shuffled",
+    "still",
+    "reversed",
     "real",
     "quantised",
     "reconstruction",
     "samples",
+    "kept",
+    "right",
+    "apart",
 )  # from the worst reference to what is judged
 
 
 def lines(report: Mapping[str, Any]) -> list[str]:
     """All lines, in reading order."""
+    things = "clips" if "flicker" in report else "pictures"
     return [
         f"n={report['n']}, seed {report['seed']}, held out: {report['held_out']}",
-        *(line for name, tell in _sections().items() if name in report for line in tell(report[name])),
+        *(line for name, tell in _sections(things).items() if name in report for line in tell(report[name])),
         f"health: {report['health']['sentence']}",
         *(f"note: {note}" for note in report["notes"]),
     ]
 
 
-def _sections() -> dict[str, Callable[[Mapping[str, Any]], list[str]]]:
-    """Those of pictures and of meshes, in reading order."""
+def _sections(things: str) -> dict[str, Callable[[Mapping[str, Any]], list[str]]]:
+    """Those of pictures, clips and meshes, in reading order."""
     return {
         "oracle": _oracle,
-        "fd": partial(_distance, "fd"),
-        "kd": partial(_distance, "kd"),
+        "attributes": _attributes,
+        "fd": partial(_distance, "fd", things),
+        "kd": partial(_distance, "kd", things),
         "reconstruction": _reconstruction,
+        "flicker": _flicker,
+        "codes": _codes,
+        "identity": _identity,
         "sets": _sets,
         "shapes": _shapes,
-        "copies": _copies,
+        "copies": partial(_copies, things),
         "retrieval": _retrieval,
         "loss": _loss,
     }
@@ -62,11 +73,54 @@ def _oracle(section: Mapping[str, Any]) -> list[str]:
     return told
 
 
-def _distance(key: str, section: Mapping[str, Any]) -> list[str]:
+def _attributes(section: Mapping[str, Any]) -> list[str]:
+    if "skipped" in section:
+        return _skipped("attributes", section)
+    told = ["attributes: share that a classifier finds as the caption says; real is its ceiling, chance others' captions"]
+    rows = dict(_sorted(section["rows"]))
+    told.append("  " + "  ".join(f"{name:>14}" for name in rows))
+    for key in ("joint", "mean", *section["slots"]):
+        told.append(
+            "  " + "  ".join(f"{100 * row[key]:12.1f} %" if key in row else " " * 14 for row in rows.values()) + f"  {key}"
+        )
+    return told
+
+
+def _flicker(section: Mapping[str, Any]) -> list[str]:
+    if "skipped" in section:
+        return _skipped("flicker", section)
+    told = ["flicker: mean second difference of frames, best at that of real; motion: mean first difference"]
+    for name, row in _sorted(section["rows"]):
+        told.append(f"  {name:<15} flicker {row['flicker']:.5f}  motion {row['motion']:.5f}")
+    return told
+
+
+def _codes(section: Mapping[str, Any]) -> list[str]:
+    if "skipped" in section:
+        return _skipped("codes", section)
+    used = f"{100 * section['codes_used']:.1f} % of {section['vocab_size']:,} codes are used"
+    return [f"codes: {used}, perplexity {section['perplexity']:.1f}, over {section['tokens']:,} tokens"]
+
+
+def _identity(section: Mapping[str, Any]) -> list[str]:
+    if "skipped" in section:
+        return _skipped("identity", section)
+    told = [f"identity: {section['n']} stories of three scenes"]
+    for name, row in _sorted(section.get("rows", {})):
+        parts = "  ".join(f"{key} {100 * value:.1f}" for key, value in row.items() if key != "joint")
+        told.append(f"  {name:<15} joint {100 * row['joint']:5.1f} %  {parts}")
+    if likeness := section.get("features"):
+        told.append(
+            f"  {'features':<15} cosine {likeness['within']:.4f} within a story, {likeness['across']:.4f} between stories"
+        )
+    return told
+
+
+def _distance(key: str, things: str, section: Mapping[str, Any]) -> list[str]:
     name = section.get("name", key)
     if "skipped" in section:
         return _skipped(name, section)
-    told = [f"{name}: distance to {section['n']} real pictures, lower is better; floor: other real pictures"]
+    told = [f"{name}: distance to {section['n']} real {things}, lower is better; floor: other real {things}"]
     for row_name, row in _sorted(section["rows"]):
         low, high = row["interval"] or (None, None)
         interval = "" if low is None else f" [{low:.4g}, {high:.4g}] of {row['resamples']} resamples"
@@ -74,11 +128,11 @@ def _distance(key: str, section: Mapping[str, Any]) -> list[str]:
     return told + ([f"  note: {section['note']}"] if "note" in section else [])
 
 
-def _copies(section: Mapping[str, Any]) -> list[str]:
+def _copies(things: str, section: Mapping[str, Any]) -> list[str]:
     if "skipped" in section:
         return _skipped("copies", section)
-    things = "training shapes" if "equal" in section else "training pictures"
-    told = [f"copies: nearest of {section['searched']:,} {things}"]
+    known = "shapes" if "equal" in section else things
+    told = [f"copies: nearest of {section['searched']:,} training {known}"]
     for space in ("pixels", "features", "chamfer"):
         if (row := section.get(space)) is None:
             continue
@@ -94,7 +148,7 @@ def _copies(section: Mapping[str, Any]) -> list[str]:
 def _retrieval(section: Mapping[str, Any]) -> list[str]:
     if "skipped" in section:
         return _skipped("retrieval", section)
-    told = [f"retrieval: a picture finds its caption among {section['candidates']}"]
+    told = [f"retrieval: each finds its caption among {section['candidates']}"]
     for name, row in _sorted(section["rows"]):
         told.append(f"  {name:<15} " + "  ".join(f"{key.upper()} {100 * value:5.1f} %" for key, value in row.items()))
     return told
@@ -109,6 +163,8 @@ def _loss(section: Mapping[str, Any]) -> list[str]:
 def _reconstruction(section: Mapping[str, Any]) -> list[str]:
     if "skipped" in section:
         return _skipped("reconstruction", section)
+    if "psnr" in section:
+        return _frames_kept(section)
     told = ["reconstruction: what is left of real shapes; quantised: by bins alone"]
     for name, row in _sorted(section["rows"]):
         exact, faces = (f"{100 * row[key]:.1f} %" for key in ("exact", "triangle_accuracy"))
@@ -116,6 +172,14 @@ def _reconstruction(section: Mapping[str, Any]) -> list[str]:
             "no surface" if row["chamfer"] is None else f"chamfer {row['chamfer']:.4g}  normals {row['normal_consistency']:.4f}"
         )
         told.append(f"  {name:<15} exact {exact}  triangles {faces}  {close}")
+    return told
+
+
+def _frames_kept(section: Mapping[str, Any]) -> list[str]:
+    told = ["reconstruction: what is left of real frames; still: of clips that repeat their first frame"]
+    for name, row in _sorted(section["rows"]):
+        similar = "" if row["ssim"] is None else f"  SSIM {row['ssim']:.4f}"
+        told.append(f"  {name:<15} PSNR {row['psnr']:.2f} dB (first frames {row['psnr_first']:.2f}){similar}")
     return told
 
 

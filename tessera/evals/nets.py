@@ -59,7 +59,7 @@ class PictureNet(nn.Module):
 
     def __init__(self, channels: int, side: int, width: int) -> None:
         super().__init__()
-        self.side, self.width = side, width
+        self.channels, self.side, self.width = channels, side, width
         stride = side // GRID
         kernel = stride * 2 if stride > 1 else 3
         self.stem = initialise(nn.Conv2d(channels, 32, kernel, stride, padding=(kernel - stride + 1) // 2))

@@ -15,8 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tessera.contracts import Context, Loss, Nets
-from tessera.evals.nets import FitBatch, Fitting, PictureNet, Pictures, fit_net, run_net, shrink, side_for, weights_hash
+from tessera.evals.clip_nets import ClipNet, run_tower, shrink_clips
+from tessera.evals.nets import FitBatch, Fitting, PictureNet, Pictures, fit_net, shrink, side_for, weights_hash
 from tessera.evals.words import phrases_of
+from tessera.media.clips import Frames
 from tessera.randomness import Draws, mix
 
 WIDTH = 64
@@ -37,11 +39,11 @@ def phrase_ids(captions: Sequence[str | None]) -> Tensor:
 
 
 class PairNet(nn.Module):
-    """A picture tower and a caption tower that meet on the unit sphere."""
+    """A tower of pictures, or clips, and a caption tower that meet on the unit sphere."""
 
-    def __init__(self, channels: int, side: int) -> None:
+    def __init__(self, tower: PictureNet | ClipNet) -> None:
         super().__init__()
-        self.picture = PictureNet(channels, side, WIDTH)
+        self.picture = tower
         self.phrases = nn.EmbeddingBag(NUM_BINS, WIDTH, mode="mean", padding_idx=0)
         self.mixed = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.SiLU(), nn.Linear(2 * WIDTH, WIDTH))
         self.sharpness = nn.Parameter(torch.tensor(2.3))  # log of 10
@@ -52,7 +54,7 @@ class PairNet(nn.Module):
         return F.normalize(bag + self.mixed(bag), dim=1)
 
     def forward(self, images: Tensor, ids: Tensor) -> Tensor:
-        """b c h w, b m -> b b: cosine of each picture with each caption, sharpened."""
+        """b c (t) h w, b m -> b b: cosine of each picture with each caption, sharpened."""
         cosine = F.normalize(self.picture(images), dim=1) @ self.captions(ids).T
         return cosine * self.sharpness.clamp(max=4.6).exp()
 
@@ -75,17 +77,21 @@ class Retriever:
     sha256: str
 
 
-def fit_retriever(pictures: Pictures, captions: Sequence[str | None], fitting: Fitting) -> Retriever:
-    """From pictures and captions of the training split; those without a caption are left out."""
+def fit_retriever(media: Pictures | Sequence[Frames], captions: Sequence[str | None], fitting: Fitting) -> Retriever:
+    """From pictures, or a list of clips, and captions of the training split; those without a caption are left out."""
     kept = [index for index, caption in enumerate(captions) if caption]
     if not kept:
         raise ValueError("retrieval needs captions; got none")
-    pictures, texts = pictures[kept], [captions[index] for index in kept]
-    side = side_for(pictures.shape[1])
-    net = fit_net(lambda: PairNet(pictures.shape[3], side), contrastive_loss, shrink(pictures, side), phrase_ids(texts), fitting)
+    texts, moving = [captions[index] for index in kept], not isinstance(media, np.ndarray)
+    some: Any = [media[index] for index in kept] if moving else media[kept]
+    height, _, channels = some[0].shape[-3:]
+    side = side_for(height)
+    tower: Any = ClipNet if moving else PictureNet
+    small = shrink_clips(some, side) if moving else shrink(some, side)
+    net = fit_net(lambda: PairNet(tower(channels, side, WIDTH)), contrastive_loss, small, phrase_ids(texts), fitting)
     assert isinstance(net, PairNet)
     return Retriever(
-        lambda given: unit(run_net(net.picture, given)),
+        lambda given: unit(run_tower(net.picture, given)),
         lambda given: net.captions(phrase_ids(given).to(fitting.device)).detach().cpu().numpy(),
         weights_hash(net),
     )

@@ -12,6 +12,7 @@ import torch
 
 from tessera.config import EngineConfig, EvaluateConfig, Layer, UserError, build, layer_of, parse_sets
 from tessera.engine.dist import World, join, leave
+from tessera.evals.clip_run import judge_clips
 from tessera.evals.evaluate import Evaluation, Say, Subject, evaluate, write_evaluation
 from tessera.evals.features import Extractor, inception_extractor
 from tessera.evals.material import Material, load_material
@@ -37,7 +38,9 @@ def evaluate_run(
     root = build(type(session.config), [layer_of(session.config, "the run"), Layer.of(changes, "--set")])
     config = root.evaluate if n is None else root.evaluate.model_copy(update={"n": n})
     world = ranks or World(0, 1, session.device)
-    things, judge = ("meshes", judge_meshes) if session.recipe.medium == "mesh" else ("pictures", judge_pictures)
+    things, judge = {
+        "picture": ("pictures", judge_pictures), "clip": ("clips", judge_clips), "mesh": ("meshes", judge_meshes)
+    }[session.recipe.medium]  # fmt: skip
     say(f"reading up to {config.train_samples:,} training and {2 * config.n:,} held-out {things}")
     evaluation = judge(session, root.model_copy(update={"evaluate": config}), data, world, say)
     folder = free_folder(place_for_results(Path(run)), "evaluation-")

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-_WORD = re.compile(r"\w+")
+WORD = re.compile(r"\w+")
 _ROWS = 1024  # captions compared at once
 
 
 def words_of(caption: str | None) -> list[str]:
     """Lower-case runs of letters and digits; none of an absent caption."""
-    return _WORD.findall((caption or "").lower())
+    return WORD.findall((caption or "").lower())
 
 
 def phrases_of(caption: str | None, longest: int = 3) -> list[str]:
