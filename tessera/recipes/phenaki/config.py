@@ -7,14 +7,16 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from tessera.config import Config, EngineConfig, OptimConfig, VideoDataConfig, VideoEvaluateConfig
-from tessera.generators.masked.losses import FrameMaskConfig, MaskedLossConfig
+from tessera.generators.masked.frames import FrameMaskConfig
+from tessera.generators.masked.losses import MaskedLossConfig
 from tessera.generators.masked.model import MaskedConfig
 from tessera.generators.masked.sample import MaskedSampleConfig
 from tessera.generators.masked.stage import MaskedStageConfig
 from tessera.nn.quantizers import FSQConfig, ResidualConfig
 from tessera.recipes.needs import NeedsConfig
 from tessera.text.encoders import ByteTextConfig, TextConfig
-from tessera.tokenizers.video.model import CausalConvConfig, VideoTokenizerConfig, num_frames, num_latent
+from tessera.tokenizers.video.conv import CausalConvConfig
+from tessera.tokenizers.video.model import VideoTokenizerConfig, num_frames, num_latent
 from tessera.tokenizers.video.stage import VideoTokenizerStageConfig
 
 
