@@ -115,7 +115,7 @@ def read(footage: Footage, data: VideoDataConfig, most: int | None, fps: float) 
             min_side=look.min_side,
         )  # fmt: skip
     except UnreadableClip as error:
-        raise UserError(f"{error}; expected a picture, a gif, an apng, a webp or a video") from None
+        raise UserError(f"{error}; expected a picture, an animation (gif, apng, webp), a video or a folder of frames") from None
     except AvMissing as error:
         raise UserError(str(error)) from None
 
