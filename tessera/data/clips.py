@@ -15,12 +15,12 @@ from torch.utils.data import Dataset
 
 from tessera.batches import VideoBatch
 from tessera.config import UserError, VideoDataConfig
-from tessera.data.clip_sources import StoredClip, single_pictures
+from tessera.data.clip_sources import UNREADABLE, StoredClip, single_pictures
 from tessera.data.draws import drawn_caption, mirrors, view_draws
 from tessera.data.loader import Feed, SampleLoader, Samples, frame
 from tessera.data.order import Cut, Indices, Mixture, Order
 from tessera.data.sources import Source, captions_of, split_indices
-from tessera.media.clips import ClipFacts, Frames, UnreadableClip
+from tessera.media.clips import ClipFacts, Frames
 from tessera.media.images import Colour, Pixels, resize, with_channels
 from tessera.randomness import mix, mix_text
 
@@ -120,7 +120,7 @@ def prepare_clip(
 
     try:
         frames = cut_clip(source.read(index), pick, lambda frames: framed(frames, config, captions, draw))
-    except (UnreadableClip, UserError, OSError) as error:  # UserError from a user's own dataset
+    except UNREADABLE as error:
         return ClipItem(key, caption, position, _blank(config), readable=False, fault=_fault(key, error))
     return ClipItem(key, caption, position, frames)
 
@@ -233,7 +233,7 @@ class ClipViews(Dataset[ViewedClip]):
         key, captions = self.source.key(index), captions_of(self.source, index)
         try:
             cut = list(self._views(self.source.read(index), captions, view_draws(key, self.views, self.seed)))
-        except (UnreadableClip, UserError, OSError) as error:
+        except UNREADABLE as error:
             blank = np.stack([filled(_blank(self.config), self.config.frames)] * self.views)
             return ViewedClip(key, blank, np.ones(self.views, np.int64), _fault(key, error))
         pictures = np.stack([filled(frames, self.config.frames) for frames in cut])
