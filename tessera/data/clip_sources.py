@@ -254,11 +254,13 @@ def is_clip_array(array: npt.NDArray[Any]) -> bool:
 
 
 def reading_of(config: VideoDataConfig) -> Reading:
-    """How a config has clips read."""
+    """How a config has clips read. Large frames are scaled down at once: to their final size where nothing but a cut follows;
+    otherwise to twice as much, so that the second scaling decides how they look."""
+    once = config.fit == "crop" and config.zoom == 1
     return Reading(
         channels=config.channels,
         background=config.background,
-        min_side=round(config.resolution * config.zoom),
+        min_side=config.resolution if once else 2 * round(config.resolution * config.zoom),
         group_by=config.group_by,
         split_folders=config.split == "auto",
         class_folders=config.class_folders,
