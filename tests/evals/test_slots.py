@@ -62,7 +62,7 @@ def test_some_captions_may_break_the_rule() -> None:
 
 
 def test_free_captions_have_no_slots() -> None:
-    words = "sun moon sea wind tree stone river cloud bird fish".split()
+    words = ["sun", "moon", "sea", "wind", "tree", "stone", "river", "cloud", "bird", "fish"]
     free = [" ".join(word for bit, word in enumerate(words) if number >> bit & 1) for number in range(1, 1024)]
     assert find_slots(free) == []
     assert find_slots([]) == []
