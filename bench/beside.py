@@ -2,12 +2,12 @@
 
     PYTHONPATH=PEERS python bench/beside.py [image.tokenizer.train image.tokenizer.encode ... mesh.ar.sample video.maskgit.sample]
 
-needs muse-maskgit-pytorch, for meshes meshgpt-pytorch, for video phenaki-pytorch, and what they import (torchvision, transformers,
-torch_geometric, accelerate, cv2) on the path; without names all cases run. The peers run as their authors ship them: a tokenizer's
-two turns, each with its own forward, Adam, bf16 autocast; the image MaskGit in TF32, because its bf16 fails. VGG16 has random
-weights on both sides, text is random states of 77 x 512, of clips 64 x 768; meshes have none, and are counted in faces: the peer
-spends six tokens on one, and what it returns is counted. Prints a JSON row a case with the ratio; both operation counts come from torch's own formulas. On a CPU both sides are small, only to
-show that they run.
+needs muse-maskgit-pytorch, for meshes meshgpt-pytorch, for clips phenaki-pytorch, and what they import (torchvision,
+transformers, torch_geometric, accelerate, cv2) on the path; without names all cases run. The peers run as their authors ship
+them: a tokenizer's two turns, each with its own forward, Adam, bf16 autocast; the MaskGit of pictures in TF32, because its bf16
+fails. VGG16 has random weights on both sides, text is random states of 77 x 512, of clips 64 x 768; meshes have none, and are
+counted in faces: the peer spends six tokens on one, and what it returns is counted. Prints a JSON row a case with the ratio;
+both operation counts come from torch's own formulas. On a CPU both sides are small, only to show that they run.
 """
 
 from __future__ import annotations
