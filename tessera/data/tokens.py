@@ -28,6 +28,7 @@ class TokenItem:
     position: int
     ids: Ids
     low: Ids | None
+    length: int | None = None  # of a clip: how many steps of the first axis belong to it
     readable: bool = True
     fault: str = ""
 
@@ -44,7 +45,8 @@ class CachedTokens(Samples[TokenItem]):
         view = 0 if draw is None else mix(draw, 6) % self.cache.views
         caption = drawn_caption(captions_of(self.source, index), draw)
         low = None if self.low is None else self.low.ids(index, view)
-        return TokenItem(self.source.key(index), caption, position, self.cache.ids(index, view), low)
+        ids, length = self.cache.ids(index, view), self.cache.length(index, view)
+        return TokenItem(self.source.key(index), caption, position, ids, low, length)
 
 
 class TokenLoader(SampleLoader[TokenItem, TokenBatch]):
@@ -73,6 +75,7 @@ def collate_tokens(items: Sequence[TokenItem], read_text: ReadText) -> TokenBatc
     """One batch; ids become int64 on the device."""
     keys, captions = tuple(item.key for item in items), tuple(item.caption for item in items)
     low = None if items[0].low is None else stack([item.low for item in items if item.low is not None])
+    lengths = [item.length for item in items if item.length is not None]
     return TokenBatch(
         ids=stack([item.ids for item in items]),
         text=read_text(captions, keys),
@@ -81,6 +84,7 @@ def collate_tokens(items: Sequence[TokenItem], read_text: ReadText) -> TokenBatc
         keys=keys,
         captions=captions,
         low=low,
+        lengths=torch.tensor(lengths) if lengths else None,
     )
 
 
