@@ -30,7 +30,7 @@ def pair_captions(
 ) -> None:
     """Fills rows, sides and captions, and leaves only samples that are used."""
     _read_metadata(contents)
-    stems = {posixpath.splitext(image)[0] for image in contents.samples}
+    stems = {contents.stem(image) for image in contents.samples}
     for stem, name in sorted((posixpath.splitext(name)[0], name) for name in contents.caption_files.values()):
         if stem not in stems:
             contents.note(f"caption file without {contents.kind.an}", name)
@@ -75,7 +75,7 @@ def _read_captions(contents: Contents) -> None:
     )
     covered = tuple(posixpath.join(posixpath.dirname(name), "") for name in contents.metadata)  # tables speak for all below them
     for image in contents.samples:
-        stem = posixpath.splitext(image)[0]
+        stem = contents.stem(image)
         beside = [stem + suffix for suffix in CAPTION_SUFFIXES if stem + suffix in contents.caption_files]
         row = contents.rows.get(image)
         captions = row.captions if row else ()

@@ -1,4 +1,4 @@
-"""What lies in a folder: a path in; images, meshes, caption files, tables, tars and arrays below it out. No file is opened."""
+"""What lies in a folder: a path in; images, clips, meshes, caption files, tables, tars and arrays below it out. No file is opened."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tessera.config import UserError, nearest
-from tessera.data.kinds import IMAGES, MESHES, Kind
+from tessera.data.kinds import CLIPS, IMAGES, MESHES, Kind
 from tessera.data.splits import SPLIT_NAMES, Split, sides_by_folder
 from tessera.data.tables import METADATA_NAMES, Row
 
@@ -20,7 +20,7 @@ EXPECTED = IMAGES.expected
 ARCHIVES = (".zip", ".gz", ".tgz", ".7z", ".rar", ".bz2", ".xz", ".zst")
 FAMILIES = {
     "meshes": MESHES.suffixes,
-    "videos": (".mp4", ".webm", ".mov", ".avi", ".mkv"),
+    "videos": tuple(suffix for suffix in CLIPS.suffixes if suffix not in IMAGES.suffixes),
     "archives; unpack them first": ARCHIVES,
     "tables or archives of arrays; write them out as image files": (".parquet", ".arrow", ".npz"),
     "images of another format; convert them to png or jpg": (
@@ -45,7 +45,7 @@ class Contents:
 
     root: Path
     kind: Kind = IMAGES
-    samples: list[str] = field(default_factory=list)  # sorted: the images; the meshes after `take_meshes`
+    samples: list[str] = field(default_factory=list)  # sorted: the images; the meshes after `take_meshes`, the clips after `take_clips`
     captions: list[tuple[str, ...]] = field(default_factory=list)  # one entry a sample
     rows: dict[str, Row] = field(default_factory=dict)  # by sample
     spoilt_rows: set[str] = field(default_factory=set)  # the samples whose rows were rejected; "" where none could be told
@@ -54,6 +54,8 @@ class Contents:
     shards: list[str] = field(default_factory=list)  # webdataset tars, sorted
     arrays: list[str] = field(default_factory=list)  # NumPy files, sorted
     meshes: list[str] = field(default_factory=list)  # sorted; among the unread until they are taken
+    videos: list[str] = field(default_factory=list)  # sorted; among the unread until they are taken
+    frame_folders: set[str] = field(default_factory=set)  # the samples that are folders of frames
     tops: list[str] = field(default_factory=list)  # folders directly below the root, those without samples included
     sides: list[Split] | None = None  # one a sample, where split folders decide
     unread: list[str] = field(default_factory=list)  # files of any other kind, sorted
@@ -67,6 +69,17 @@ class Contents:
         self.kind = MESHES
         self.unread = sorted({*self.unread, *self.samples, *self.shards, *self.arrays}.difference(self.meshes))
         self.samples = self.meshes
+
+    def take_clips(self, frame_folders: Sequence[str], arrays: Sequence[str]) -> None:
+        """Makes clips, single pictures, folders of frames and these arrays the samples; nothing else is read."""
+        self.kind, self.frame_folders = CLIPS, set(frame_folders)
+        taken = [path for path in self.samples if posixpath.dirname(path) not in self.frame_folders]
+        self.unread = sorted({*self.unread, *self.shards}.difference(self.videos))
+        self.samples = sorted((*taken, *self.videos, *frame_folders, *arrays))
+
+    def stem(self, sample: str) -> str:
+        """Its path without the extension; a folder's name has none."""
+        return sample if sample in self.frame_folders else posixpath.splitext(sample)[0]
 
     def note(self, what: str, where: str) -> None:
         self.remarks[what].append(where)
@@ -185,7 +198,7 @@ def _list_files(contents: Contents) -> None:
             path = f"{folder}/{entry.name}" if folder else entry.name
             if not entry.name.startswith("."):
                 _sort_entry(contents, entry, path, folders, links)
-    for paths in (contents.samples, contents.meshes, contents.metadata, contents.shards, contents.arrays, contents.unread):
+    for paths in (contents.samples, contents.meshes, contents.videos, contents.metadata, contents.shards, contents.arrays, contents.unread):
         paths.sort()
 
 
@@ -218,6 +231,8 @@ def _sort_entry(contents: Contents, entry: os.DirEntry[str], path: str, folders:
         contents.unread.append(path)
         if suffix.lower() in MESHES.suffixes:
             contents.meshes.append(path)
+        elif suffix.lower() in CLIPS.suffixes:
+            contents.videos.append(path)
 
 
 def _inventory(suffixes: Counter[str]) -> str:

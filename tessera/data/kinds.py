@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tessera.media.clips import CLIP_SUFFIXES
 from tessera.media.images import IMAGE_SUFFIXES
 from tessera.media.meshes import MESH_SUFFIXES
 
@@ -27,4 +28,9 @@ IMAGES = Kind(
 MESHES = Kind(
     "mesh", "a mesh", "meshes", MESH_SUFFIXES,
     "expected a folder of obj, glb, gltf, ply, stl or off files, subfolders included",
+)  # fmt: skip
+CLIPS = Kind(
+    "clip", "a clip", "clips", tuple(dict.fromkeys((*CLIP_SUFFIXES, *IMAGE_SUFFIXES))),
+    "expected a folder of gif, apng, webp, mp4, webm, mkv, mov or avi files, of folders of numbered pictures, or of single pictures, "
+    "subfolders included; or of .npy files of uint8 frames",
 )  # fmt: skip

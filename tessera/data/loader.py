@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from tessera.batches import ImageBatch, MeshBatch, TokenBatch
+from tessera.batches import ImageBatch, MeshBatch, TokenBatch, VideoBatch
 from tessera.config import DataConfig, ImageDataConfig, UserError
 from tessera.data.draws import drawn_caption, mirrors
 from tessera.data.order import Cut, Indices, Order
@@ -46,7 +46,7 @@ class Feed:
     """What a stage's loader and its caches are made from."""
 
     source: Source
-    config: Any  # the data section of the recipe: an ImageDataConfig, a MeshDataConfig
+    config: Any  # the data section of the recipe: an ImageDataConfig, a VideoDataConfig, a MeshDataConfig
     cut: Cut
     seed: int
     device: torch.device
@@ -70,7 +70,7 @@ class Readable(Protocol):
 
 
 I = TypeVar("I", bound=Readable)  # noqa: E741 (an item)
-B = TypeVar("B", ImageBatch, TokenBatch, MeshBatch)
+B = TypeVar("B", ImageBatch, TokenBatch, MeshBatch, VideoBatch)
 
 
 class Stream(Protocol):
@@ -91,17 +91,19 @@ class Samples(Dataset[I], ABC):
         """A sample of the source; without a draw as in validation."""
 
     def __getitem__(self, position: int) -> I:
-        """The sample of a position; if it cannot be read, others drawn for that position, so that no batch is ever smaller."""
-        epoch, place = self.order.locate(position)
-        first = item = self._drawn(place, epoch, position)
+        """The sample of a position."""
+        return self.taken(self.indices, *self.order.locate(position), position)
+
+    def taken(self, pool: Indices, epoch: int, place: int, position: int) -> I:
+        """One of a pool; if it cannot be read, others of it drawn for the position, so that no batch is ever smaller."""
+        first = item = self._drawn(int(pool[place]), epoch, position)
         for attempt in range(MOST_TRIES):
             if item.readable:
                 break
-            item = self._drawn(mix(self.seed, position, attempt, _REPLACEMENT) % len(self.indices), epoch, position)
+            item = self._drawn(int(pool[mix(self.seed, position, attempt, _REPLACEMENT) % len(pool)]), epoch, position)
         return replace(item, fault=first.fault) if first.fault else item  # type: ignore[type-var]  # items are dataclasses
 
-    def _drawn(self, place: int, epoch: int, position: int) -> I:
-        index = int(self.indices[place])
+    def _drawn(self, index: int, epoch: int, position: int) -> I:
         return self.item(index, position, mix(self.seed, epoch, mix_text(self.source.key(index))))
 
 

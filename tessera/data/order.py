@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,23 @@ class Order:
         """Position in the stream -> epoch, sample."""
         epoch, place = divmod(position, self.size)
         return epoch, permute_one(place, self.size, mix(self.seed, epoch))
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Two endless streams in one: of any n positions in a row, n * share are of the second, rounded up or down."""
+
+    share: Fraction
+
+    @classmethod
+    def of(cls, share: float) -> Mixture:
+        """Of a share as the user writes it: 0.2 is one fifth."""
+        return cls(Fraction(repr(share)))
+
+    def locate(self, position: int) -> tuple[bool, int]:
+        """Position -> whether it is of the second stream, and which position of its own stream it is."""
+        before, after = (number * self.share.numerator // self.share.denominator for number in (position, position + 1))
+        return after > before, before if after > before else position - before
 
 
 @dataclass(frozen=True, slots=True)

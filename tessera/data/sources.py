@@ -141,7 +141,7 @@ class Stored(ABC):
     rejects: tuple[Reject, ...]
     notes: tuple[str, ...]
     index: Index
-    kind: ClassVar[Literal["images", "meshes"]]
+    kind: ClassVar[Literal["images", "meshes", "clips"]]
     layout: ClassVar[Literal["folder", "webdataset", "arrays"]]
 
     def __len__(self) -> int:
@@ -267,7 +267,7 @@ def index_of(contents: Contents, group_by: str | None) -> Index:
     if group_by is not None:
         rows = [row.columns if (row := contents.rows.get(path)) else None for path in contents.samples]
         groups = group_values(contents, rows, contents.samples, group_by)
-    return Index.of(unique_keys(contents.samples), contents.captions, contents.sides, groups)
+    return Index.of(unique_keys(contents.samples, map(contents.stem, contents.samples)), contents.captions, contents.sides, groups)
 
 
 def captions_of(source: Source, index: int) -> tuple[str, ...]:
@@ -381,9 +381,9 @@ def _text(item: Any, name: str, index: int, default: str | None = None) -> str:
     return value
 
 
-def unique_keys(paths: Sequence[str]) -> list[str]:
+def unique_keys(paths: Sequence[str], stems: Iterable[str]) -> list[str]:
     """Paths without extensions, except where two would then be equal."""
-    keys = [posixpath.splitext(path)[0] for path in paths]
+    keys = list(stems)
     while repeated := {key for key, count in Counter(keys).items() if count > 1}:  # twice for a.png, a.jpg and a.png.png
         keys = [path if key in repeated else key for key, path in zip(keys, paths, strict=True)]
     return keys

@@ -34,6 +34,12 @@ def note_beside_meshes(contents: Contents) -> None:
     _note_each(contents, files, lambda _: told, "neither meshes nor captions", _MESH_FAMILIES)
 
 
+def note_beside_clips(contents: Contents) -> None:
+    """What `captions.pair_captions` does not take."""
+    told = "text or table not read; captions stand in NAME.txt beside NAME.mp4 or beside the folder NAME, or in metadata.jsonl, .csv or .parquet"
+    _note_each(contents, contents.unread, lambda _: told, "neither clips nor captions", {**_FAMILY_OF, ".tar": "tars; unpack them first"})
+
+
 def note_beside_tars(contents: Contents) -> None:
     told = "text or table beside the tars, not read; captions stand in the tars (NAME.txt or NAME.json with NAME.png)"
     _note_each(contents, [*contents.caption_files.values(), *contents.metadata, *contents.unread], lambda _: told)

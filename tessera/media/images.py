@@ -74,7 +74,7 @@ class ImageFacts:
 def read_image(file: ImageFile, *, channels: Channels = 3, background: Colour = WHITE, min_side: int | None = None) -> Pixels:
     """Decode one file. With `min_side` a JPEG may come out at a half, a quarter or an eighth of its size, several times
     faster, as long as its shorter side keeps at least that many pixels."""
-    with _opened(file) as image:
+    with opened(file) as image:
         if min_side is not None:
             image.draft(None, (min_side, min_side))  # does nothing for the other formats
         image.load()
@@ -83,7 +83,7 @@ def read_image(file: ImageFile, *, channels: Channels = 3, background: Colour = 
 
 def inspect_image(file: ImageFile) -> tuple[ImageFacts, Pixels]:
     """Decode one file in full, exactly as `read_image` does, and say what it was; with the picture, as RGB."""
-    with _opened(file) as image:
+    with opened(file) as image:
         mode, kind = image.mode, image.format or "unknown"
         image.load()
         picture = to_array(image)
@@ -93,7 +93,7 @@ def inspect_image(file: ImageFile) -> tuple[ImageFacts, Pixels]:
 
 def to_array(image: Image.Image, *, channels: Channels = 3, background: Colour = WHITE) -> Pixels:
     """A PIL image of any mode as an upright uint8 array with the asked number of channels."""
-    orientation = _orientation(image.info.get("exif", b""))
+    orientation = orientation_of(image.info.get("exif", b""))
     image = _eight_bit(image)
     if channels == 4:
         image = _with_alpha(image)
@@ -197,7 +197,7 @@ def _flattened(image: Image.Image, background: Colour) -> Image.Image:
     return canvas
 
 
-def _orientation(exif: bytes) -> int:
+def orientation_of(exif: bytes) -> int:
     """Tag 0x0112 of the first directory of an EXIF block; 1 (upright) when it is absent or the block is damaged."""
     block = exif.removeprefix(b"Exif\0\0")
     order = {b"II": "<", b"MM": ">"}.get(block[:2])
@@ -227,16 +227,17 @@ def _upright(array: Pixels, orientation: int) -> Pixels:
 
 
 @contextmanager
-def _opened(file: ImageFile) -> Iterator[Image.Image]:
+def opened(file: ImageFile) -> Iterator[Image.Image]:
+    """A file as a PIL image. Whatever goes wrong in the body is raised as `UnreadableImage`."""
     name = file.name if isinstance(file, Blob) else file
     try:
-        with _stream(file) as stream, Image.open(stream, formats=_FORMATS) as image:
+        with stream_of(file) as stream, Image.open(stream, formats=_FORMATS) as image:
             yield image
     except Exception as error:  # PIL's decoders leak a dozen kinds from damaged files
         raise UnreadableImage(name, _reason(file, error)) from error
 
 
-def _stream(file: ImageFile) -> IO[bytes]:
+def stream_of(file: ImageFile) -> IO[bytes]:
     """Never by name: PIL maps a raw TIFF that it opens by name into memory, and scrambles it when it is rotated (13.0)."""
     return io.BytesIO(file.content) if isinstance(file, Blob) else open(file, "rb")
 
@@ -247,7 +248,7 @@ def _reason(file: ImageFile, error: Exception) -> str:
     if isinstance(error, Image.DecompressionBombError):
         return "more pixels than PIL decodes safely (a decompression bomb?)"
     if isinstance(error, UnidentifiedImageError):
-        with _stream(file) as stream:
+        with stream_of(file) as stream:
             return _not_an_image(stream.read(256))
     message = " ".join(str(error).split())[:200]
     return f"damaged: {message or type(error).__name__}"

@@ -1,0 +1,307 @@
+"""A folder of captioned clips in, numbered samples out: clip files, single pictures, folders of frames, NumPy arrays.
+
+Opening lists files and reads captions; of arrays it reads the headers, and it decodes no frame. What `read` returns decodes the
+frames that it is asked for and no others, so that a window of a long clip costs what the window costs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.config import UserError, VideoDataConfig
+from tessera.data.arrays import Stacked, checked_length, map_array
+from tessera.data.captions import pair_captions
+from tessera.data.folders import Contents, holds_nothing, list_folder
+from tessera.data.frame_folders import frame_folders
+from tessera.data.kinds import IMAGES
+from tessera.data.sources import DatasetSource, Reading, Source, Stored, StringTable, entry, index_of
+from tessera.data.unread import note_beside_clips
+from tessera.media.clips import (
+    PAUSE,
+    AvMissing,
+    Clip,
+    ClipFacts,
+    Frames,
+    Look,
+    UnreadableClip,
+    read_clip,
+    read_facts,
+)
+from tessera.media.images import WHITE, Channels, Colour
+
+Pick = Callable[[ClipFacts], Sequence[int]]
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+_NEVER_ANIMATED = (".jpg", ".jpeg", ".bmp")
+
+
+class StoredClip(Protocol):
+    """A clip that was found and is not read yet."""
+
+    def facts(self) -> ClipFacts:
+        """What it holds; raises `UnreadableClip`."""
+
+    def read(self, pick: Pick) -> Clip:
+        """The frames that are picked, by rising numbers, each once; raises `UnreadableClip`."""
+
+    def is_single(self) -> bool:
+        """Whether it is one picture; not where it cannot be read."""
+
+    def digest(self) -> bytes:
+        """A hash of what is stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClipFile:
+    """A file, or a folder of frames."""
+
+    path: Path
+    look: Look
+
+    def facts(self) -> ClipFacts:
+        return read_facts(self.path)
+
+    def read(self, pick: Pick) -> Clip:
+        look = self.look
+        return read_clip(self.path, pick, channels=look.channels, background=look.background, min_side=look.min_side)
+
+    def is_single(self) -> bool:
+        suffix = self.path.suffix.lower()
+        if suffix in _NEVER_ANIMATED or suffix not in IMAGES.suffixes:
+            return suffix in _NEVER_ANIMATED and not self.path.is_dir()
+        try:
+            return self.facts().num_frames == 1
+        except (UnreadableClip, OSError):
+            return False
+
+    def digest(self) -> bytes:
+        known = hashlib.sha256()
+        for path in files_of(self.path):
+            with path.open("rb") as file:
+                known.update(hashlib.file_digest(file, "sha256").digest())
+        return known.digest()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClipArray:
+    """Frames in memory, or mapped into it."""
+
+    name: str
+    frames: Frames  # t h w c, c being 1, 3 or 4
+    look: Look
+    fps: float = 1 / PAUSE
+
+    def facts(self) -> ClipFacts:
+        count, height, width, channels = self.frames.shape
+        times = np.arange(count) / self.fps
+        mode = _MODES[channels]
+        return ClipFacts(count, width, height, times, count / self.fps, "NPY", "NPY", mode, has_alpha=channels == 4)
+
+    def read(self, pick: Pick) -> Clip:
+        try:
+            frames = [self.look.of_array(np.array(self.frames[index])) for index in pick(self.facts())]
+        except (OSError, IndexError) as error:  # the file was replaced or cut after it was opened
+            raise UnreadableClip(self.name, f"damaged: {error}") from error
+        return Clip(np.stack(frames), self.fps)
+
+    def is_single(self) -> bool:
+        return len(self.frames) == 1
+
+    def digest(self) -> bytes:
+        known = hashlib.sha256(f"{self.frames.shape}".encode())
+        for frame in self.frames:
+            known.update(frame.tobytes())
+        return known.digest()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StoredClips(Stored):
+    """Clips that were opened from the user's files."""
+
+    kind = "clips"
+    reading: Reading
+
+    @property
+    def look(self) -> Look:
+        """How frames are read."""
+        return Look(self.reading.channels, self.reading.background, self.reading.min_side)
+
+    def reading_at(self, side: int) -> Self:
+        """The same source, read so that frames keep at least so many pixels a side."""
+        if self.reading.min_side is None or self.reading.min_side >= side:
+            return self
+        return replace(self, reading=replace(self.reading, min_side=side))
+
+    @abstractmethod
+    def read(self, index: int) -> StoredClip:
+        """The clip, from which frames can be read; raises `UnreadableClip`."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ClipFolder(StoredClips):
+    """The clips under one folder. Build it with `ClipFolder.open`."""
+
+    layout = "folder"
+    _paths: StringTable
+
+    @classmethod
+    def open(cls, path: Path | str, config: VideoDataConfig) -> Self:
+        """Lists the files and pairs them with captions."""
+        return cls.of(list_folder(Path(path).absolute()), reading_of(config))
+
+    @classmethod
+    def of(cls, contents: Contents, reading: Reading) -> Self:
+        """Of a folder that was listed."""
+        frames = frame_folders(contents, split_folders=reading.split_folders, class_folders=reading.class_folders)
+        contents.take_clips(frames, [file for file in contents.arrays if contents.root.is_dir() and _is_clip(contents, file)])
+        if not contents.samples:
+            raise holds_nothing(contents)
+        for path in set(contents.arrays).difference(contents.samples):
+            contents.note(".npy file that holds no single clip, beside clips, not read; move stacks to a folder of their own", path)
+        _require_av(contents)
+        pair_captions(contents, split_folders=reading.split_folders, class_folders=reading.class_folders)
+        note_beside_clips(contents)
+        index = index_of(contents, reading.group_by)  # before the notes: it adds to them
+        return cls(
+            root=contents.root,
+            rejects=tuple(contents.rejects),
+            notes=contents.notes(),
+            reading=reading,
+            index=index,
+            _paths=StringTable(contents.samples),
+        )
+
+    def path(self, index: int) -> Path:
+        """Where the file, or the folder of frames, lies."""
+        return self.root / self._paths[index]
+
+    def files(self) -> Iterator[Path]:
+        return (file for index in range(len(self)) for file in files_of(self.path(index)))
+
+    def name(self, index: int) -> str:
+        return self._paths[index]
+
+    def read(self, index: int) -> StoredClip:
+        path = self.path(index)
+        if path.suffix.lower() != ".npy" or path.is_dir():
+            return ClipFile(path, self.look)
+        try:
+            return ClipArray(str(path), map_array(path), self.look)
+        except (OSError, ValueError) as error:
+            raise UnreadableClip(path, f"damaged: {error}") from error
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ClipStacks(Stacked, StoredClips):
+    """Clips in stacks: .npy files of uint8, n t h w c; or a single one, which may also be one clip. Build it with `ClipStacks.of`."""
+
+    def read(self, index: int) -> StoredClip:
+        try:
+            stack, place = self.mapped(index)
+            return ClipArray(self.where(index), stack[place] if stack.ndim == 5 else stack, self.look)
+        except (OSError, ValueError, IndexError) as error:
+            raise UnreadableClip(self.where(index), f"damaged: {error}") from error
+
+    @staticmethod
+    def length_of(array: npt.NDArray[Any]) -> int:
+        if is_clip_array(array):
+            return 1
+        if array.ndim == 5 and is_clip_array(array[:1].reshape(array.shape[1:]) if len(array) else array):
+            return len(array)
+        raise ValueError("expected uint8, n x frames x height x width x 1, 3 or 4 channels, or one clip without the n")
+
+
+def is_clip_array(array: npt.NDArray[Any]) -> bool:
+    """Whether it is one clip: uint8, t h w c."""
+    return array.dtype == np.uint8 and array.ndim == 4 and 0 not in array.shape and array.shape[3] in _MODES
+
+
+def reading_of(config: VideoDataConfig) -> Reading:
+    """How a config has clips read."""
+    return Reading(
+        channels=config.channels,
+        background=config.background,
+        min_side=round(config.resolution * config.zoom),
+        group_by=config.group_by,
+        split_folders=config.split == "auto",
+        class_folders=config.class_folders,
+    )
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files of a clip: itself, or the frames in its folder."""
+    return sorted(file for file in path.iterdir() if not file.name.startswith(".")) if path.is_dir() else [path]
+
+
+def single_pictures(source: Source, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Which samples are single pictures, by their files; those that cannot be read are not."""
+
+    def is_single(index: int) -> bool:
+        try:
+            found: StoredClip = source.read(index)
+            return found.is_single()
+        except (UnreadableClip, UserError, OSError):
+            return False
+
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        return np.fromiter(pool.map(is_single, indices.tolist()), np.bool_, len(indices))
+
+
+def _is_clip(contents: Contents, file: str) -> bool:
+    """Whether a .npy is one clip; what is no array is a reject. Stacks are left for `ClipStacks`."""
+    if not checked_length(contents, file, ClipStacks.length_of):
+        return False
+    return map_array(contents.root / file).ndim == 4
+
+
+def _require_av(contents: Contents) -> None:
+    """Before anything is read: without PyAV every video would be a reject."""
+    if contents.videos:
+        try:
+            read_facts(contents.root / contents.videos[0])
+        except AvMissing as error:
+            raise UserError(str(error)) from None
+        except (UnreadableClip, OSError):
+            pass
+
+
+# --- a dataset of the user's own
+
+
+def as_clip_source(dataset: Any, *, channels: Channels = 3, background: Colour = WHITE) -> Source:
+    """A `Source` of `StoredClip`s as it is, or any object with `__len__` and `__getitem__` whose items have `key`, `clip` (a uint8
+    array t h w c, or a `Clip`), `caption` and perhaps `group`, as attributes or as entries of a mapping; read through once, here."""
+    source = dataset if isinstance(dataset, Source) else ClipDataset(dataset, channels=channels, background=background)
+    if not len(source):
+        raise UserError(f"the dataset ({type(dataset).__name__}) has no samples; expected one or more")
+    return source
+
+
+class ClipDataset(DatasetSource):
+    """A map-style dataset of clips as a `Source`; see `as_clip_source`."""
+
+    def __init__(self, dataset: Any, *, channels: Channels = 3, background: Colour = WHITE) -> None:
+        self._look = Look(channels, background)
+        super().__init__(dataset)
+
+    def content(self, item: Any, index: int) -> StoredClip:
+        """Its clip."""
+        clip = entry(item, "clip")
+        frames, fps = (clip.frames, clip.fps) if isinstance(clip, Clip) else (clip, 1 / PAUSE)
+        if not isinstance(frames, np.ndarray) or not is_clip_array(frames) or not fps > 0:
+            shape = getattr(frames, "shape", None)
+            found = type(frames).__name__ + (f" of {frames.dtype} shaped {tuple(shape)}" if shape is not None else "")
+            raise UserError(
+                f"sample {index} of the dataset has a clip that is a {found}; expected key, clip and caption, where clip is a uint8 "
+                "array of frames x height x width x 1, 3 or 4, or a Clip of such frames with its frames a second"
+            )
+        return ClipArray(str(entry(item, "key")), frames, self._look, fps)

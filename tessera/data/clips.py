@@ -1,0 +1,252 @@
+"""Batches of clips: which frames are taken, how they are cut, and how clips and single pictures are mixed. All of it is a
+function of seed, epoch and key; a worker holds the picked frames of one clip at a time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import Dataset
+
+from tessera.batches import VideoBatch
+from tessera.config import UserError, VideoDataConfig
+from tessera.data.clip_sources import StoredClip, single_pictures
+from tessera.data.draws import drawn_caption, mirrors, view_draws
+from tessera.data.loader import Feed, SampleLoader, Samples, frame
+from tessera.data.order import Cut, Indices, Mixture, Order
+from tessera.data.sources import Source, captions_of, split_indices
+from tessera.media.clips import ClipFacts, Frames, UnreadableClip
+from tessera.media.images import Colour, Pixels, resize, with_channels
+from tessera.randomness import mix, mix_text
+
+_STILLS = mix_text("stills")  # keeps the order of pictures apart from that of clips
+_SLACK = 1e-6  # of a frame: times in files are rounded
+
+# --- which frames
+
+
+def pick_frames(facts: ClipFacts, config: VideoDataConfig, draw: int | None) -> list[int]:
+    """At most `config.frames` stored frames, in order: every `stride`-th, or at `fps` those of the nearest times, where one may
+    come several times. A window of a longer clip starts at any frame where it still fits, as the draw says; without a draw at the
+    middle one of these, or at the first frame. A clip of one frame is a picture, however long it is shown."""
+    if facts.num_frames == 1:
+        return [0]
+    starts = np.arange(facts.num_frames)
+    times = np.asarray(facts.times, np.float64)
+    if config.fps is None:
+        room = (facts.num_frames - 1 - starts) // config.stride + 1  # frames from each start on
+    else:
+        room = np.maximum(1, np.ceil((facts.duration - (times - times[0])) * config.fps - _SLACK).astype(np.int64))
+    count = min(config.frames, int(room[0]))
+    last = int(np.flatnonzero(room >= count)[-1])  # the last start with room for them
+    start = 0 if config.start == "first" else last // 2 if draw is None else mix(draw, 6) % (last + 1)
+    if config.fps is None:
+        return list(range(start, start + count * config.stride, config.stride))
+    return nearest_frames(times, times[start] + np.arange(count) / config.fps, _SLACK / config.fps)
+
+
+def nearest_frames(times: npt.NDArray[np.float64], wanted: npt.NDArray[np.float64], slack: float) -> list[int]:
+    """Of each wanted time the nearest of rising times; halfway between two, and up to `slack` behind it, the earlier."""
+    middles = (times[:-1] + times[1:]) / 2
+    return np.searchsorted(middles, wanted - slack, side="left").tolist()
+
+
+def single_frame(facts: ClipFacts, draw: int) -> list[int]:
+    """Any one."""
+    return [mix(draw, 7) % facts.num_frames]
+
+
+# --- one clip
+
+
+def framed(frames: Frames, config: VideoDataConfig, captions: Sequence[str], draw: int | None) -> Frames:
+    """All frames of a clip cut alike: one draw decides the square and the mirror."""
+    if config.fit == "crop":
+        return np.stack([frame(picture, config, captions, draw) for picture in frames])
+    boxed = np.stack([letterbox(picture, config.resolution, config.background) for picture in frames])
+    return boxed[:, :, ::-1] if mirrors(config.flip, captions, draw) else boxed
+
+
+def letterbox(picture: Pixels, resolution: int, background: Colour) -> Pixels:
+    """A square that holds the whole picture, its longer side from edge to edge, with bars of the background."""
+    height, width, channels = picture.shape
+    longest = max(height, width)
+    height, width = (max(1, round(side * resolution / longest)) for side in (height, width))
+    colour = with_channels(np.array([[background]], np.uint8), channels=channels)
+    square = np.tile(colour, (resolution, resolution, 1))
+    top, left = (resolution - height) // 2, (resolution - width) // 2
+    square[top : top + height, left : left + width] = resize(picture, height, width)
+    return square
+
+
+def cut_clip(
+    clip: StoredClip, pick: Callable[[ClipFacts], list[int]], cut: Callable[[Frames], Frames]
+) -> Frames:
+    """The picked frames, cut; one that comes several times is decoded and cut once."""
+    wanted: list[int] = []
+
+    def once(facts: ClipFacts) -> list[int]:
+        wanted[:] = pick(facts)
+        return sorted(set(wanted))
+
+    frames = cut(clip.read(once).frames)
+    return frames[np.searchsorted(np.unique(wanted), wanted)]
+
+
+@dataclass(frozen=True, slots=True)
+class ClipItem:
+    """One prepared clip on its way into a batch."""
+
+    key: str
+    caption: str | None
+    position: int
+    frames: Frames  # t h w c, as many as it has; a black one where there is none
+    readable: bool = True
+    fault: str = ""  # path and reason of the sample that belongs here, where it could not be read
+
+
+def prepare_clip(
+    source: Source, config: VideoDataConfig, index: int, position: int, draw: int | None = None, *, single: bool = False
+) -> ClipItem:
+    """Reads and cuts one clip, or any single frame of it; without a draw it is the middle of the clip and of its frames."""
+    captions = captions_of(source, index)
+    key, caption = source.key(index), drawn_caption(captions, draw)
+
+    def pick(facts: ClipFacts) -> list[int]:
+        return single_frame(facts, draw) if single and draw is not None else pick_frames(facts, config, draw)
+
+    try:
+        frames = cut_clip(source.read(index), pick, lambda frames: framed(frames, config, captions, draw))
+    except (UnreadableClip, UserError, OSError) as error:  # UserError from a user's own dataset
+        return ClipItem(key, caption, position, _blank(config), readable=False, fault=_fault(key, error))
+    return ClipItem(key, caption, position, frames)
+
+
+def _blank(config: VideoDataConfig) -> Frames:
+    return np.zeros((1, config.resolution, config.resolution, config.channels), np.uint8)
+
+
+def _fault(key: str, error: Exception) -> str:
+    return f"{key}: {error}" if isinstance(error, OSError) else str(error)
+
+
+# --- batches
+
+
+def filled(frames: Frames, num_frames: int) -> Frames:
+    """So many frames: behind the end the last one again."""
+    return frames[np.minimum(np.arange(num_frames), len(frames) - 1)]
+
+
+def collate_clips(items: Sequence[ClipItem], num_frames: int) -> VideoBatch:
+    """One batch with its faults, every clip filled up to one number of frames."""
+    frames = np.stack([filled(item.frames, num_frames).transpose(3, 0, 1, 2) for item in items])
+    return VideoBatch(
+        frames=torch.from_numpy(frames),
+        lengths=torch.tensor([len(item.frames) for item in items]),
+        valid=torch.tensor([item.readable for item in items]),
+        positions=torch.tensor([item.position for item in items]),
+        keys=tuple(item.key for item in items),
+        captions=tuple(item.caption for item in items),
+        faults=tuple(item.fault for item in items if item.fault),
+    )
+
+
+class PreparedClips(Samples[ClipItem]):
+    """Clips, read and cut. With `image_share` that share of the positions are single pictures: picture files in an order of their
+    own, the other positions clips in theirs; or, where there are no picture files, any frame of the position's clip."""
+
+    def __init__(self, source: Source, config: VideoDataConfig, indices: Indices, seed: int) -> None:
+        super().__init__(source, indices, seed)
+        self.config = config
+        self.mixture = None if config.image_share is None else Mixture.of(config.image_share)
+        is_single = np.zeros(len(indices), np.bool_) if self.mixture is None else single_pictures(source, indices)
+        self.clips, self.stills = indices[~is_single], indices[is_single]
+        if len(indices) and not len(self.clips):
+            raise UserError(
+                f"data.image_share={config.image_share:g} mixes pictures with clips, and all {len(indices):,} training samples are "
+                "single pictures; leave it out, or add clips"
+            )
+        self.clip_order, self.still_order = Order(len(self.clips), seed), Order(len(self.stills), mix(seed, _STILLS))
+
+    def __getitem__(self, position: int) -> ClipItem:
+        """The clip or picture of a position."""
+        if self.mixture is None or not len(self.stills):
+            return super().__getitem__(position)
+        is_picture, place = self.mixture.locate(position)
+        pool, order = (self.stills, self.still_order) if is_picture else (self.clips, self.clip_order)
+        return self.taken(pool, *order.locate(place), position)
+
+    def item(self, index: int, position: int, draw: int | None) -> ClipItem:
+        """One clip; validation sees all samples as they are."""
+        single = self.mixture is not None and not len(self.stills) and self.mixture.locate(position)[0]
+        return prepare_clip(self.source, self.config, index, position, draw, single=single)
+
+
+class ClipLoader(SampleLoader[ClipItem, VideoBatch]):
+    """Batches of clips."""
+
+    def __init__(
+        self, source: Source, config: VideoDataConfig, cut: Cut, *, seed: int, device: torch.device,
+        validation_samples: int, preview_samples: int,
+    ) -> None:  # fmt: skip
+        train, held_out = split_indices(source, config.validation_fraction)
+        super().__init__(
+            PreparedClips(source, config, train, seed), partial(collate_clips, num_frames=config.frames), held_out, config, cut,
+            device=device, validation_samples=validation_samples, preview_samples=preview_samples,
+        )  # fmt: skip
+
+    @classmethod
+    def of(cls, feed: Feed) -> ClipLoader:
+        """For a stage that learns from clips."""
+        return cls(
+            feed.source, feed.config, feed.cut, seed=feed.seed, device=feed.device,
+            validation_samples=feed.validation_samples, preview_samples=feed.preview_samples,
+        )  # fmt: skip
+
+
+# --- views, for the token cache
+
+
+@dataclass(frozen=True, slots=True)
+class ViewedClip:
+    """All views of one clip."""
+
+    key: str
+    pictures: Frames  # views t h w c; behind a view's end its last frame again
+    lengths: npt.NDArray[np.int64]  # views: the frames that belong to each
+    fault: str
+
+
+class ClipViews(Dataset[ViewedClip]):
+    """Sample -> its views: the first is the middle of clip and frames (or the beginning), as in validation; the others are drawn
+    by seed, view and key."""
+
+    def __init__(self, source: Source, config: VideoDataConfig, views: int, seed: int) -> None:
+        self.source, self.config, self.views, self.seed = source, config, views, seed
+
+    def __getitem__(self, index: int) -> ViewedClip:
+        """Windows that share many frames are read at once."""
+        key, captions = self.source.key(index), captions_of(self.source, index)
+        try:
+            cut = list(self._views(self.source.read(index), captions, view_draws(key, self.views, self.seed)))
+        except (UnreadableClip, UserError, OSError) as error:
+            blank = np.stack([filled(_blank(self.config), self.config.frames)] * self.views)
+            return ViewedClip(key, blank, np.ones(self.views, np.int64), _fault(key, error))
+        pictures = np.stack([filled(frames, self.config.frames) for frames in cut])
+        return ViewedClip(key, pictures, np.array([len(frames) for frames in cut], np.int64), "")
+
+    def _views(self, clip: StoredClip, captions: Sequence[str], draws: Sequence[int | None]) -> Iterator[Frames]:
+        facts = clip.facts()
+        picks = [pick_frames(facts, self.config, draw) for draw in draws]
+        every = sorted(set(itertools.chain.from_iterable(picks)))
+        together = clip.read(lambda _: every).frames if len(every) <= 2 * self.config.frames else None  # bounded memory
+        for picked, draw in zip(picks, draws, strict=True):
+            used = sorted(set(picked))
+            stored = clip.read(lambda _, used=used: used).frames if together is None else together[np.searchsorted(every, used)]
+            yield framed(stored, self.config, captions, draw)[np.searchsorted(used, picked)]

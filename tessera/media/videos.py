@@ -1,0 +1,204 @@
+"""Video files (mp4, mov, webm, mkv, avi) by PyAV: times from the packets, pixels of the wanted frames as RGB.
+
+A file is opened by what it holds, not by its name, and only as one of these containers, so no playlist leads to another file or
+to the network. Reading starts at the key frame before the first wanted frame and stops at the last; between wanted frames that
+lie far apart it jumps. One decoded frame is held at a time. Times are those of presentation, so variable rates come out right;
+the display rotation is obeyed; pixels that are not square are left as they are stored.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.media.clip_facts import PAUSE, ClipFacts, Look, UnreadableClip, import_av, name_of
+from tessera.media.images import Blob, ImageFile, Pixels, resize, stream_of
+
+_BOXES = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot")  # what a QuickTime or MPEG-4 file may start with
+_PICTURES = (b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1")  # brands of MPEG-4 files that are pictures
+HEAD = 64  # bytes that tell what a file is
+
+
+@dataclass(frozen=True, slots=True)
+class VideoIndex:
+    """Where the frames of a file are."""
+
+    facts: ClipFacts
+    pts: tuple[int, ...]  # of every frame, rising
+    keys: tuple[int, ...]  # places in `pts` where decoding may start, rising
+    counted: bool  # no usable times in the packets: frames are told apart by their order, decoding starts at the first
+    announced: int  # frames that the header announces, 0 where it does not
+    damage: str  # what stopped the reading of packets, empty where nothing did
+    square: bool  # whether pixels are
+
+
+def container_of(head: bytes) -> str | None:
+    """FFmpeg's name of the container that a file starts as; None where it is no video."""
+    if head[4:8] in _BOXES and not (head[4:8] == b"ftyp" and head[8:12] in _PICTURES):
+        return "mov"
+    if head[:4] == b"\x1a\x45\xdf\xa3":
+        return "matroska"
+    return "avi" if head[:4] == b"RIFF" and head[8:12] == b"AVI " else None
+
+
+def video_facts(file: ImageFile) -> ClipFacts:
+    """Reads every packet and decodes the first frame; all of them where the packets do not say when they are shown."""
+    return video_index(file).facts
+
+
+def video_index(file: ImageFile) -> VideoIndex:
+    """The index of a file, kept while the file does not change: a training run comes back to it."""
+    if isinstance(file, Blob):
+        return _index(file)
+    try:
+        found = os.stat(file)
+    except OSError as error:
+        raise UnreadableClip(file, (error.strerror or str(error)).lower()) from error
+    return _stored_index(os.path.abspath(file), found.st_size, found.st_mtime_ns)
+
+
+@lru_cache(maxsize=1024)
+def _stored_index(path: str, size: int, changed: int) -> VideoIndex:
+    return _index(Path(path))
+
+
+def video_frames(file: ImageFile, wanted: Sequence[int], look: Look, facts: ClipFacts) -> Iterator[Pixels]:
+    """The wanted frames, rising, each once. One that does not decode, or not without damage, raises `UnreadableClip`."""
+    index = video_index(file)
+    for place, frame in decoded(file, index, wanted):
+        if frame.is_corrupt:
+            raise UnreadableClip(name_of(file), f"frame {place} of {len(index.pts)} is damaged")
+        yield look.of_array(pixels_of(frame, index.facts))
+
+
+def decoded(file: ImageFile, index: VideoIndex, wanted: Sequence[int]) -> Iterator[tuple[int, Any]]:
+    """(place, PyAV's frame) of every wanted one."""
+    with _opened(file) as (container, stream):
+        places = {pts: place for place, pts in enumerate(index.pts)}
+        frames, at, jumped = _counted(container, stream, places, index.counted), -1, False
+        for want in wanted:
+            key = 0 if index.counted else index.keys[max(bisect_right(index.keys, want) - 1, 0)]
+            if key > at + 1:
+                container.seek(index.pts[key], stream=stream)
+                frames, jumped = _counted(container, stream, places, index.counted), True
+            at, frame = next(((place, frame) for place, frame in frames if place >= want), (-1, None))
+            if at != want and jumped:  # the container's own index misled us
+                container.seek(index.pts[0], stream=stream)
+                frames, jumped = _counted(container, stream, places, index.counted), False
+                at, frame = next(((place, frame) for place, frame in frames if place >= want), (-1, None))
+            if at != want:
+                raise UnreadableClip(name_of(file), f"frame {want} of {len(index.pts)} does not decode")
+            yield at, frame
+
+
+def _counted(container: Any, stream: Any, places: dict[int, int], counted: bool) -> Iterator[tuple[int, Any]]:
+    for place, frame in enumerate(container.decode(stream)):
+        yield (place if counted else places.get(frame.pts, -1)), frame
+
+
+def pixels_of(frame: Any, facts: ClipFacts) -> Pixels:
+    """h w 3, or 4 where there is transparency; upright, and of the clip's size if the file changes its own midway."""
+    array: Pixels = frame.to_ndarray(format="rgba" if facts.has_alpha else "rgb24")
+    array = np.ascontiguousarray(np.rot90(array, -facts.rotation // 90))
+    return resize(array, facts.height, facts.width)
+
+
+def _index(file: ImageFile) -> VideoIndex:
+    with _opened(file) as (container, stream):
+        damage, packets = "", []
+        try:
+            for packet in container.demux(stream):
+                if packet.size and not packet.is_corrupt and not packet.is_discard and _shows(stream, packet):
+                    packets.append((packet.pts, packet.is_keyframe, packet.duration or 0))
+        except Exception as error:
+            damage = _reason(error)
+        announced, square = stream.frames, stream.sample_aspect_ratio in (None, 0, 1)
+    times = [pts for pts, _, _ in packets]
+    counted = None in times or len(set(times)) != len(times) or not any(key for _, key, _ in packets)
+    if counted:
+        packets = _decoded_times(file)
+    packets.sort(key=lambda found: found[0])
+    if not packets:
+        raise UnreadableClip(name_of(file), "no frame in it is whole; is it cut short?")
+    pts, keys = tuple(found[0] for found in packets), tuple(place for place, found in enumerate(packets) if found[1])
+    facts = _facts(file, pts, packets[-1][2])
+    return VideoIndex(facts, pts, keys, counted, announced, damage, square)
+
+
+def _shows(stream: Any, packet: Any) -> bool:
+    """VP8 stores frames that are only referred to (RFC 6386, 9.1); every other packet is shown."""
+    return stream.codec_context.name != "vp8" or bool(memoryview(packet)[0] & 0x10)
+
+
+def _decoded_times(file: ImageFile) -> list[tuple[int, bool, int]]:
+    """As of the packets, by decoding all of them. Where frames have no times, one follows the other."""
+    found: list[tuple[int, bool, int]] = []
+    with _opened(file) as (container, stream):
+        step = round(1 / (stream.average_rate * stream.time_base)) if stream.average_rate else 1
+        for frame in container.decode(stream):
+            time = frame.pts if frame.pts is not None else frame.dts
+            least = found[-1][0] + 1 if found else None
+            if time is None or (least is not None and time < least):
+                time = 0 if least is None else least - 1 + step
+            found.append((time, not found, step))
+    return found
+
+
+def _facts(file: ImageFile, pts: tuple[int, ...], last: int) -> ClipFacts:
+    with _opened(file) as (container, stream):
+        first = next(iter(container.decode(stream)), None)
+        if first is None:
+            raise UnreadableClip(name_of(file), "its first frame does not decode")
+        tick, rate = float(stream.time_base), stream.average_rate
+        form, codec = first.format, stream.codec_context.name
+        rotation = -round(first.rotation / 90) * 90 % 360
+        width, height = (first.height, first.width) if rotation in (90, 270) else (first.width, first.height)
+    times: npt.NDArray[np.float64] = (np.array(pts, dtype=np.float64) - pts[0]) * tick
+    if last <= 0:
+        pause = float(times[-1]) / (len(pts) - 1) if len(pts) > 1 else float(1 / rate) if rate else PAUSE
+    else:
+        pause = last * tick
+    alpha = any(component.is_alpha for component in form.components)
+    return ClipFacts(len(pts), width, height, times, float(times[-1]) + pause, _kind(file), codec, form.name, alpha, rotation)
+
+
+def _kind(file: ImageFile) -> str:
+    with stream_of(file) as source:
+        head = source.read(HEAD)
+    if container_of(head) == "mov":
+        return "mov" if head[4:8] != b"ftyp" or head[8:12] == b"qt  " else "mp4"
+    return "avi" if head[:4] == b"RIFF" else "webm" if b"webm" in head else "mkv"
+
+
+@contextmanager
+def _opened(file: ImageFile) -> Iterator[tuple[Any, Any]]:
+    """PyAV's container and its first video stream; whatever goes wrong inside is raised as `UnreadableClip`."""
+    av = import_av(f"{name_of(file)}: a video file")
+    try:
+        with stream_of(file) as source:
+            kind = container_of(source.read(HEAD))
+            source.seek(0)
+            with av.open(source, format=kind) as container:
+                if not container.streams.video:
+                    raise UnreadableClip(name_of(file), "no video in it, only sound?")
+                stream = container.streams.video[0]
+                stream.codec_context.thread_count = 1  # a loader has workers enough
+                yield container, stream
+    except UnreadableClip:
+        raise
+    except Exception as error:  # FFmpeg's errors are of a dozen kinds
+        raise UnreadableClip(name_of(file), _reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    message = " ".join((getattr(error, "strerror", None) or str(error)).split())[:200]
+    return f"damaged: {message or type(error).__name__}"
