@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import posixpath
-from collections import Counter
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,23 +23,13 @@ from tessera.data.arrays import Stacked, checked_length, map_array
 from tessera.data.captions import pair_captions
 from tessera.data.folders import Contents, holds_nothing, list_folder
 from tessera.data.frame_folders import frame_folders
-from tessera.data.kinds import IMAGES
+from tessera.data.kinds import CLIPS, IMAGES
 from tessera.data.sources import DatasetSource, Reading, Source, Stored, StringTable, entry, index_of
 from tessera.data.unread import note_beside_clips
-from tessera.media.clips import (
-    PAUSE,
-    AvMissing,
-    Clip,
-    ClipFacts,
-    Frames,
-    Look,
-    UnreadableClip,
-    read_clip,
-    read_facts,
-)
+from tessera.media.clip_facts import PAUSE, AvMissing, ClipFacts, Look, UnreadableClip
+from tessera.media.clips import Clip, Frames, Pick, read_clip, read_facts
 from tessera.media.images import WHITE, Channels, Colour
 
-Pick = Callable[[ClipFacts], Sequence[int]]
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _NEVER_ANIMATED = (".jpg", ".jpeg", ".bmp")
 
@@ -52,6 +42,9 @@ class StoredClip(Protocol):
 
     def read(self, pick: Pick) -> Clip:
         """The frames that are picked, by rising numbers, each once; raises `UnreadableClip`."""
+
+    def inspect(self) -> ClipFacts:
+        """Decodes all of it; raises `UnreadableClip`."""
 
     def is_single(self) -> bool:
         """Whether it is one picture; not where it cannot be read."""
@@ -73,6 +66,11 @@ class ClipFile:
     def read(self, pick: Pick) -> Clip:
         look = self.look
         return read_clip(self.path, pick, channels=look.channels, background=look.background, min_side=look.min_side)
+
+    def inspect(self) -> ClipFacts:
+        facts = self.facts()
+        read_clip(self.path, lambda facts: range(facts.num_frames), min_side=16, facts=facts)
+        return facts
 
     def is_single(self) -> bool:
         suffix = self.path.suffix.lower()
@@ -112,6 +110,11 @@ class ClipArray:
         except (OSError, IndexError) as error:  # the file was replaced or cut after it was opened
             raise UnreadableClip(self.name, f"damaged: {error}") from error
         return Clip(np.stack(frames), self.fps)
+
+    def inspect(self) -> ClipFacts:
+        for frame in self.frames:
+            frame.max()  # reads it
+        return self.facts()
 
     def is_single(self) -> bool:
         return len(self.frames) == 1
@@ -162,11 +165,9 @@ class ClipFolder(StoredClips):
     def of(cls, contents: Contents, reading: Reading) -> Self:
         """Of a folder that was listed."""
         frames = frame_folders(contents, split_folders=reading.split_folders, class_folders=reading.class_folders)
-        contents.take_clips(frames, [file for file in contents.arrays if contents.root.is_dir() and _is_clip(contents, file)])
+        contents.take_clips(frames, [file for file in contents.arrays if _is_clip(contents, file)])
         if not contents.samples:
             raise holds_nothing(contents)
-        for path in set(contents.arrays).difference(contents.samples):
-            contents.note(".npy file that holds no single clip, beside clips, not read; move stacks to a folder of their own", path)
         _require_av(contents)
         pair_captions(contents, split_folders=reading.split_folders, class_folders=reading.class_folders)
         note_beside_clips(contents)
@@ -202,7 +203,13 @@ class ClipFolder(StoredClips):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ClipStacks(Stacked, StoredClips):
-    """Clips in stacks: .npy files of uint8, n t h w c; or a single one, which may also be one clip. Build it with `ClipStacks.of`."""
+    """Clips in stacks: .npy files of uint8, n t h w c; or a single one, perhaps of one clip. Build it with `ClipStacks.of`."""
+
+    @classmethod
+    def of(cls, contents: Contents, reading: Reading) -> Self:
+        """Of a folder that was listed."""
+        contents.kind = CLIPS
+        return super().of(contents, reading)
 
     def read(self, index: int) -> StoredClip:
         try:
@@ -215,9 +222,23 @@ class ClipStacks(Stacked, StoredClips):
     def length_of(array: npt.NDArray[Any]) -> int:
         if is_clip_array(array):
             return 1
-        if array.ndim == 5 and is_clip_array(array[:1].reshape(array.shape[1:]) if len(array) else array):
+        if array.ndim == 5 and len(array) and is_clip_array(array[0]):
             return len(array)
         raise ValueError("expected uint8, n x frames x height x width x 1, 3 or 4 channels, or one clip without the n")
+
+
+def holds_stacks(contents: Contents) -> bool:
+    """Whether there are only arrays, none of them a single clip; or it is one file."""
+    if contents.samples or contents.videos or not contents.arrays:
+        return False
+    return contents.root.is_file() or not any(_num_axes(contents.root / file) == 4 for file in contents.arrays)
+
+
+def _num_axes(path: Path) -> int:
+    try:
+        return map_array(path).ndim
+    except Exception:  # a damaged header leaks what parsing it may raise; it is a reject later
+        return 0
 
 
 def is_clip_array(array: npt.NDArray[Any]) -> bool:
@@ -257,10 +278,13 @@ def single_pictures(source: Source, indices: npt.NDArray[np.int64]) -> npt.NDArr
 
 
 def _is_clip(contents: Contents, file: str) -> bool:
-    """Whether a .npy is one clip; what is no array is a reject. Stacks are left for `ClipStacks`."""
+    """Whether a .npy is one clip; what holds none is a reject."""
     if not checked_length(contents, file, ClipStacks.length_of):
         return False
-    return map_array(contents.root / file).ndim == 4
+    if map_array(contents.root / file).ndim == 5:
+        contents.note("stack of clips beside clips, not read; move it to a folder of its own", file)
+        return False
+    return True
 
 
 def _require_av(contents: Contents) -> None:
@@ -278,8 +302,9 @@ def _require_av(contents: Contents) -> None:
 
 
 def as_clip_source(dataset: Any, *, channels: Channels = 3, background: Colour = WHITE) -> Source:
-    """A `Source` of `StoredClip`s as it is, or any object with `__len__` and `__getitem__` whose items have `key`, `clip` (a uint8
-    array t h w c, or a `Clip`), `caption` and perhaps `group`, as attributes or as entries of a mapping; read through once, here."""
+    """A `Source` of `StoredClip`s as it is, or any object with `__len__` and `__getitem__` whose items have `key`, `clip` (a
+    uint8 array t h w c, or a `Clip`), `caption` and perhaps `group`, as attributes or as entries of a mapping; read through once,
+    here."""
     source = dataset if isinstance(dataset, Source) else ClipDataset(dataset, channels=channels, background=background)
     if not len(source):
         raise UserError(f"the dataset ({type(dataset).__name__}) has no samples; expected one or more")
@@ -301,7 +326,7 @@ class ClipDataset(DatasetSource):
             shape = getattr(frames, "shape", None)
             found = type(frames).__name__ + (f" of {frames.dtype} shaped {tuple(shape)}" if shape is not None else "")
             raise UserError(
-                f"sample {index} of the dataset has a clip that is a {found}; expected key, clip and caption, where clip is a uint8 "
-                "array of frames x height x width x 1, 3 or 4, or a Clip of such frames with its frames a second"
+                f"sample {index} of the dataset has a clip that is a {found}; expected key, clip and caption, where clip is a "
+                "uint8 array of frames x height x width x 1, 3 or 4, or a Clip of such frames with its frames a second"
             )
         return ClipArray(str(entry(item, "key")), frames, self._look, fps)

@@ -84,9 +84,7 @@ def letterbox(picture: Pixels, resolution: int, background: Colour) -> Pixels:
     return square
 
 
-def cut_clip(
-    clip: StoredClip, pick: Callable[[ClipFacts], list[int]], cut: Callable[[Frames], Frames]
-) -> Frames:
+def cut_clip(clip: StoredClip, pick: Callable[[ClipFacts], list[int]], cut: Callable[[Frames], Frames]) -> Frames:
     """The picked frames, cut; one that comes several times is decoded and cut once."""
     wanted: list[int] = []
 
@@ -169,8 +167,8 @@ class PreparedClips(Samples[ClipItem]):
         self.clips, self.stills = indices[~is_single], indices[is_single]
         if len(indices) and not len(self.clips):
             raise UserError(
-                f"data.image_share={config.image_share:g} mixes pictures with clips, and all {len(indices):,} training samples are "
-                "single pictures; leave it out, or add clips"
+                f"data.image_share={config.image_share:g} mixes pictures with clips, and all {len(indices):,} training samples "
+                "are single pictures; leave it out, or add clips"
             )
         self.clip_order, self.still_order = Order(len(self.clips), seed), Order(len(self.stills), mix(seed, _STILLS))
 
@@ -245,8 +243,12 @@ class ClipViews(Dataset[ViewedClip]):
         facts = clip.facts()
         picks = [pick_frames(facts, self.config, draw) for draw in draws]
         every = sorted(set(itertools.chain.from_iterable(picks)))
-        together = clip.read(lambda _: every).frames if len(every) <= 2 * self.config.frames else None  # bounded memory
+        together = _exactly(clip, every) if len(every) <= 2 * self.config.frames else None  # bounded memory
         for picked, draw in zip(picks, draws, strict=True):
             used = sorted(set(picked))
-            stored = clip.read(lambda _, used=used: used).frames if together is None else together[np.searchsorted(every, used)]
+            stored = _exactly(clip, used) if together is None else together[np.searchsorted(every, used)]
             yield framed(stored, self.config, captions, draw)[np.searchsorted(used, picked)]
+
+
+def _exactly(clip: StoredClip, wanted: list[int]) -> Frames:
+    return clip.read(lambda _: wanted).frames

@@ -1,4 +1,4 @@
-"""What a sample's draw decides besides its crop: which caption it gets, and whether it is mirrored; and the draws of its views."""
+"""What a sample's draw decides besides its crop: which caption it gets, whether it is mirrored; and the draws of its views."""
 
 from __future__ import annotations
 

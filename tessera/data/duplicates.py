@@ -61,6 +61,18 @@ def near_groups(prints: Sequence[Fingerprint]) -> list[list[int]]:
     return similar_sets(edges, lambda pairs: _similar(edges, colours, pairs))
 
 
+def near_sequences(prints: Sequence[Sequence[Fingerprint]]) -> list[list[int]]:
+    """The same of sequences of one length: two are near when their pictures are, each to the one in its place."""
+    if len(prints) < 2:
+        return []
+    edges, colours = (np.stack([[getattr(each, name) for each in row] for row in prints]) for name in ("edges", "colours"))
+    places = range(edges.shape[1])
+    return similar_sets(
+        edges.reshape(len(prints), -1),
+        lambda pairs: np.logical_and.reduce([_similar(edges[:, place], colours[:, place], pairs) for place in places]),
+    )
+
+
 def similar_sets(sets: Bytes, similar: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]) -> list[list[int]]:
     """Groups of the sets (n x bytes, a bit a member) that a comparison of pairs (m 2) finds similar, of those that MinHash brings
     before it."""

@@ -1,4 +1,4 @@
-"""What lies in a folder: a path in; images, clips, meshes, caption files, tables, tars and arrays below it out. No file is opened."""
+"""What lies in a folder: a path in; images, clips, meshes, captions, tables, tars and arrays below it out. No file is opened."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ class Contents:
 
     root: Path
     kind: Kind = IMAGES
-    samples: list[str] = field(default_factory=list)  # sorted: the images; the meshes after `take_meshes`, the clips after `take_clips`
+    samples: list[str] = field(
+        default_factory=list
+    )  # sorted: the images; the meshes after `take_meshes`, the clips after `take_clips`
     captions: list[tuple[str, ...]] = field(default_factory=list)  # one entry a sample
     rows: dict[str, Row] = field(default_factory=dict)  # by sample
     spoilt_rows: set[str] = field(default_factory=set)  # the samples whose rows were rejected; "" where none could be told
@@ -198,7 +200,8 @@ def _list_files(contents: Contents) -> None:
             path = f"{folder}/{entry.name}" if folder else entry.name
             if not entry.name.startswith("."):
                 _sort_entry(contents, entry, path, folders, links)
-    for paths in (contents.samples, contents.meshes, contents.videos, contents.metadata, contents.shards, contents.arrays, contents.unread):
+    tables, stores = contents.metadata, (contents.shards, contents.arrays)
+    for paths in (contents.samples, contents.meshes, contents.videos, tables, *stores, contents.unread):
         paths.sort()
 
 

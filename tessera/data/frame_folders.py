@@ -1,9 +1,9 @@
 """Folders that are one clip each: a listed folder in, those of its folders that hold the numbered frames of a clip out.
 
 A folder is one clip when it lies below the root, holds nothing but at least two png, jpg or bmp pictures of one format, which are
-called the same up to their numbers, no number missing, and no table has a row for one of them. That is also what a class folder of
-numbered pictures looks like. So one directly below the root (or its split folder) is taken for a clip only where something says so,
-for it or for another one beside it: a caption file or a row for the folder, or pictures called `frame...`; or where
+called the same up to their numbers, no number missing, and no table has a row for one of them. That is also what a class folder
+of numbered pictures looks like. So one directly below the root (or its split folder) is taken for a clip only where something
+says so, for it or for another one beside it: a caption file or a row for the folder, or pictures called `frame...`; or where
 `data.class_folders=false` says that there are no class folders.
 """
 

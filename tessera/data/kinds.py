@@ -31,6 +31,6 @@ MESHES = Kind(
 )  # fmt: skip
 CLIPS = Kind(
     "clip", "a clip", "clips", tuple(dict.fromkeys((*CLIP_SUFFIXES, *IMAGE_SUFFIXES))),
-    "expected a folder of gif, apng, webp, mp4, webm, mkv, mov or avi files, of folders of numbered pictures, or of single pictures, "
-    "subfolders included; or of .npy files of uint8 frames",
+    "expected a folder of gif, apng, webp, mp4, webm, mkv, mov or avi files, of folders of numbered pictures, or of single "
+    "pictures, subfolders included; or of .npy files of uint8 frames",
 )  # fmt: skip

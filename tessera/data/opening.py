@@ -1,4 +1,4 @@
-"""A path in, a source out: image files, webdataset tars or NumPy stacks, whichever lies there; or the mesh files."""
+"""A path in, a source out: image files, webdataset tars or NumPy stacks, whichever lies there; or the clips, or the meshes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar, overload
 
-from tessera.config import DataConfig, ImageDataConfig, MeshDataConfig, UserError
+from tessera.config import DataConfig, ImageDataConfig, MeshDataConfig, UserError, VideoDataConfig
 from tessera.data.arrays import ArrayStacks
 from tessera.data.captions import names_side
+from tessera.data.clip_sources import ClipFolder, ClipStacks, StoredClips, holds_stacks, reading_of
+from tessera.data.clip_survey import near_clips
 from tessera.data.folders import Contents, list_folder
 from tessera.data.mesh_sources import MeshFolder
 from tessera.data.mesh_survey import near_meshes
@@ -22,12 +24,16 @@ S = TypeVar("S", bound=Stored)
 
 
 @overload
+def open_source(path: Path | str, config: VideoDataConfig) -> StoredClips: ...  # type: ignore[overload-overlap]  # a subclass
+@overload
 def open_source(path: Path | str, config: ImageDataConfig) -> StoredImages: ...
 @overload
 def open_source(path: Path | str, config: MeshDataConfig) -> MeshFolder: ...
 def open_source(path: Path | str, config: ImageDataConfig | MeshDataConfig) -> Stored:
     """What the config asks for; what else lies there is named in the notes."""
     contents = list_folder(Path(path).absolute())
+    if isinstance(config, VideoDataConfig):  # which is an ImageDataConfig, too
+        return open_clips(contents, config)
     return open_meshes(contents, config) if isinstance(config, MeshDataConfig) else open_images(contents, config)
 
 
@@ -36,6 +42,16 @@ def open_meshes(contents: Contents, config: MeshDataConfig) -> MeshFolder:
     source = MeshFolder.of(contents, config)
     refuse_groups(source, config)
     return _grouped(source, near_meshes(source, config)) if config.group_near_duplicates else source
+
+
+def open_clips(contents: Contents, config: VideoDataConfig) -> StoredClips:
+    """Files and folders of frames come first, arrays of one clip among them, then stacks of clips."""
+    reading = reading_of(config)
+    source: StoredClips = ClipStacks.of(contents, reading) if holds_stacks(contents) else ClipFolder.of(contents, reading)
+    refuse_groups(source, config)
+    if config.group_near_duplicates:
+        source = _grouped(source, near_clips(source))
+    return _noting_sides(source, config)
 
 
 def open_images(contents: Contents, config: ImageDataConfig) -> StoredImages:
@@ -52,12 +68,7 @@ def open_images(contents: Contents, config: ImageDataConfig) -> StoredImages:
     refuse_groups(source, config)
     if config.group_near_duplicates:
         source = _grouped(source, near_pictures(source))
-    sided = sum(names_side(source.captions(index)) for index in range(len(source))) if config.flip is True else 0
-    if sided:
-        source = _noting(
-            source, f"sample whose caption names left or right, so it is not mirrored (data.flip=always: it is): {sided:,}"
-        )
-    return source
+    return _noting_sides(source, config)
 
 
 def refuse_groups(source: Stored, config: DataConfig) -> None:
@@ -90,6 +101,15 @@ def _sniffed(contents: Contents, reading: Reading) -> StoredImages:
     if present and present[0] == ".npy files":
         return ArrayStacks.of(contents, reading)
     return ImageFolder.of(contents, reading)
+
+
+def _noting_sides(source: S, config: ImageDataConfig) -> S:
+    sided = sum(names_side(source.captions(index)) for index in range(len(source))) if config.flip is True else 0
+    if not sided:
+        return source
+    return _noting(
+        source, f"sample whose caption names left or right, so it is not mirrored (data.flip=always: it is): {sided:,}"
+    )
 
 
 def _noting(source: S, note: str) -> S:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import operator
-import posixpath
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -267,7 +266,8 @@ def index_of(contents: Contents, group_by: str | None) -> Index:
     if group_by is not None:
         rows = [row.columns if (row := contents.rows.get(path)) else None for path in contents.samples]
         groups = group_values(contents, rows, contents.samples, group_by)
-    return Index.of(unique_keys(contents.samples, map(contents.stem, contents.samples)), contents.captions, contents.sides, groups)
+    keys = unique_keys(contents.samples, [contents.stem(path) for path in contents.samples])
+    return Index.of(keys, contents.captions, contents.sides, groups)
 
 
 def captions_of(source: Source, index: int) -> tuple[str, ...]:
@@ -381,8 +381,8 @@ def _text(item: Any, name: str, index: int, default: str | None = None) -> str:
     return value
 
 
-def unique_keys(paths: Sequence[str], stems: Iterable[str]) -> list[str]:
-    """Paths without extensions, except where two would then be equal."""
+def unique_keys(paths: Sequence[str], stems: Sequence[str]) -> list[str]:
+    """Stems, but paths where two would be equal."""
     keys = list(stems)
     while repeated := {key for key, count in Counter(keys).items() if count > 1}:  # twice for a.png, a.jpg and a.png.png
         keys = [path if key in repeated else key for key, path in zip(keys, paths, strict=True)]

@@ -13,6 +13,7 @@ _TEXTS = (*CAPTION_SUFFIXES, ".json", ".jsonl", ".csv", ".tsv", ".yaml", ".yml",
 _PAPERS = ("license", "licence", "readme", "notice", "copying")  # they come with data and are no data
 _FAMILY_OF = {suffix: family for family, suffixes in FAMILIES.items() for suffix in suffixes}
 _FAMILY_OF[""] = "no extension; name pictures .png or .jpg"
+_CLIP_FAMILIES = {**_FAMILY_OF, ".tar": "tars; unpack them first"}
 _MESH_PARTS = (".mtl", ".bin")  # materials, and buffers of .gltf files
 _MESH_FAMILIES = {
     **dict.fromkeys(IMAGES.suffixes, "images; of meshes only the shape is learned"),
@@ -36,8 +37,11 @@ def note_beside_meshes(contents: Contents) -> None:
 
 def note_beside_clips(contents: Contents) -> None:
     """What `captions.pair_captions` does not take."""
-    told = "text or table not read; captions stand in NAME.txt beside NAME.mp4 or beside the folder NAME, or in metadata.jsonl, .csv or .parquet"
-    _note_each(contents, contents.unread, lambda _: told, "neither clips nor captions", {**_FAMILY_OF, ".tar": "tars; unpack them first"})
+    told = (
+        "text or table not read; captions stand in NAME.txt beside NAME.mp4 or beside the folder NAME, "
+        "or in metadata.jsonl, .csv or .parquet"
+    )
+    _note_each(contents, contents.unread, lambda _: told, "neither clips nor captions", _CLIP_FAMILIES)
 
 
 def note_beside_tars(contents: Contents) -> None:

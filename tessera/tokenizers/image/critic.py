@@ -105,14 +105,21 @@ class Critic(nn.Module):
     def forward(self, images: Tensor, direction: Tensor | None = None) -> Tensor:
         """Any size from 2^(number of halvings) pixels up. With a direction, b c h w, twice as many rows come out:
         the logits, then their derivatives along it, made of plain sums and products."""
-        h, d = channels_last(images), direction
+        return self.judge(channels_last(images), direction, len(images))
+
+    def judge(self, h: Tensor, d: Tensor | None, num: int) -> Tensor:
+        """Pictures, and where given directions, of num samples."""
         h, d = bend(*convolve(self.first, h, d))
-        for conv, norm in zip(self.convs, self.norms, strict=True):
+        for level, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
             assert isinstance(norm, GroupNorm)
-            h, d = convolve(conv, h, d)
+            h, d = self.between(level, *convolve(conv, h, d), num)
             h, d = bend(norm(h), None if d is None else norm.along(h, d))
         h, d = convolve(self.out, *bend(*convolve(self.mix, h, d)))
         return (h if d is None else torch.cat([h, d])).float()
+
+    def between(self, level: int, h: Tensor, d: Tensor | None, num: int) -> tuple[Tensor, Tensor | None]:
+        """What passes between the pictures of a sample: nothing, it is one picture."""
+        return h, d
 
 
 def convolve(conv: nn.Module, h: Tensor, d: Tensor | None) -> tuple[Tensor, Tensor | None]:
