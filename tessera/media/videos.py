@@ -36,9 +36,7 @@ class VideoIndex:
     pts: tuple[int, ...]  # of every frame, rising
     keys: tuple[int, ...]  # places in `pts` where decoding may start, rising
     counted: bool  # no usable times in the packets: frames are told apart by their order, decoding starts at the first
-    announced: int  # frames that the header announces, 0 where it does not
-    damage: str  # what stopped the reading of packets, empty where nothing did
-    square: bool  # whether pixels are
+    odd: tuple[str, ...]  # what `inspect_clip` tells besides
 
 
 def container_of(head: bytes) -> str | None:
@@ -71,13 +69,18 @@ def _stored_index(path: str, size: int, changed: int) -> VideoIndex:
     return _index(Path(path))
 
 
-def video_frames(file: ImageFile, wanted: Sequence[int], look: Look, facts: ClipFacts) -> Iterator[Pixels]:
-    """The wanted frames, rising, each once. One that does not decode, or not without damage, raises `UnreadableClip`."""
+def video_frames(
+    file: ImageFile, wanted: Sequence[int], look: Look, facts: ClipFacts, sizes: set[tuple[int, int]] | None = None
+) -> Iterator[Pixels]:
+    """The wanted frames, rising, each once. One that does not decode, or not without damage, raises `UnreadableClip`. `sizes`
+    takes up the width and height of every one as it is stored."""
     index = video_index(file)
     for place, frame in decoded(file, index, wanted):
         if frame.is_corrupt:
             raise UnreadableClip(name_of(file), f"frame {place} of {len(index.pts)} is damaged")
-        yield look.of_array(pixels_of(frame, index.facts))
+        if sizes is not None:
+            sizes.add((frame.width, frame.height))
+        yield look.of_array(pixels_of(frame, facts))
 
 
 def decoded(file: ImageFile, index: VideoIndex, wanted: Sequence[int]) -> Iterator[tuple[int, Any]]:
@@ -101,8 +104,15 @@ def decoded(file: ImageFile, index: VideoIndex, wanted: Sequence[int]) -> Iterat
 
 
 def _counted(container: Any, stream: Any, places: dict[int, int], counted: bool) -> Iterator[tuple[int, Any]]:
-    for place, frame in enumerate(container.decode(stream)):
+    for place, frame in enumerate(_whole_frames(container, stream)):
         yield (place if counted else places.get(frame.pts, -1)), frame
+
+
+def _whole_frames(container: Any, stream: Any) -> Iterator[Any]:
+    """Without the packet in which a file is cut short."""
+    for packet in container.demux(stream):
+        if not packet.is_corrupt:
+            yield from packet.decode()
 
 
 def pixels_of(frame: Any, facts: ClipFacts) -> Pixels:
@@ -114,14 +124,7 @@ def pixels_of(frame: Any, facts: ClipFacts) -> Pixels:
 
 def _index(file: ImageFile) -> VideoIndex:
     with _opened(file) as (container, stream):
-        damage, packets = "", []
-        try:
-            for packet in container.demux(stream):
-                if packet.size and not packet.is_corrupt and not packet.is_discard and _shows(stream, packet):
-                    packets.append((packet.pts, packet.is_keyframe, packet.duration or 0))
-        except Exception as error:
-            damage = _reason(error)
-        announced, square = stream.frames, stream.sample_aspect_ratio in (None, 0, 1)
+        packets, odd = _packets(container, stream)
     times = [pts for pts, _, _ in packets]
     counted = None in times or len(set(times)) != len(times) or not any(key for _, key, _ in packets)
     if counted:
@@ -130,8 +133,41 @@ def _index(file: ImageFile) -> VideoIndex:
     if not packets:
         raise UnreadableClip(name_of(file), "no frame in it is whole; is it cut short?")
     pts, keys = tuple(found[0] for found in packets), tuple(place for place, found in enumerate(packets) if found[1])
-    facts = _facts(file, pts, packets[-1][2])
-    return VideoIndex(facts, pts, keys, counted, announced, damage, square)
+    missing = _missing_bytes(file)
+    if missing > 0:
+        odd.append(f"the file is cut short by {missing} bytes")
+    return VideoIndex(_facts(file, pts, packets[-1][2]), pts, keys, counted, tuple(odd))
+
+
+def _packets(container: Any, stream: Any) -> tuple[list[tuple[Any, bool, int]], list[str]]:
+    """(pts, whether decoding may start there, duration) of what will be shown; and what is odd."""
+    found, odd, num_packets = [], [], 0
+    try:
+        for packet in container.demux(stream):
+            if packet.size and not packet.is_corrupt:
+                num_packets += 1
+                if not packet.is_discard and _shows(stream, packet):
+                    found.append((packet.pts, packet.is_keyframe, packet.duration or 0))
+    except Exception as error:  # frames before it are whole
+        odd.append(f"after {len(found)} frames {_reason(error)}")
+    if num_packets < stream.frames:
+        odd.append(f"the file is cut short: {num_packets} of {stream.frames} frames are whole")
+    if stream.sample_aspect_ratio not in (None, 0, 1):
+        odd.append(f"pixels are not square ({stream.sample_aspect_ratio}) and are read as they are stored")
+    return found, odd
+
+
+def _missing_bytes(file: ImageFile) -> int:
+    """How far a file falls short of the size in its header (RIFF, the segment of Matroska); below 1 where it does not."""
+    with stream_of(file) as source:
+        head, size = source.read(HEAD), source.seek(0, os.SEEK_END)
+    if head[:4] == b"RIFF":
+        return 8 + int.from_bytes(head[4:8], "little") - size
+    at = head.find(b"\x18\x53\x80\x67")
+    if at < 0 or at + 12 > len(head) or head[at + 4] != 1:  # another container, or a size of fewer bytes
+        return 0
+    length = int.from_bytes(head[at + 5 : at + 12], "big")
+    return at + 12 + length - size if length != 2**56 - 1 else 0  # all ones: unknown, a live stream
 
 
 def _shows(stream: Any, packet: Any) -> bool:
@@ -144,7 +180,7 @@ def _decoded_times(file: ImageFile) -> list[tuple[int, bool, int]]:
     found: list[tuple[int, bool, int]] = []
     with _opened(file) as (container, stream):
         step = round(1 / (stream.average_rate * stream.time_base)) if stream.average_rate else 1
-        for frame in container.decode(stream):
+        for frame in _whole_frames(container, stream):
             time = frame.pts if frame.pts is not None else frame.dts
             least = found[-1][0] + 1 if found else None
             if time is None or (least is not None and time < least):
@@ -155,7 +191,7 @@ def _decoded_times(file: ImageFile) -> list[tuple[int, bool, int]]:
 
 def _facts(file: ImageFile, pts: tuple[int, ...], last: int) -> ClipFacts:
     with _opened(file) as (container, stream):
-        first = next(iter(container.decode(stream)), None)
+        first = next(_whole_frames(container, stream), None)
         if first is None:
             raise UnreadableClip(name_of(file), "its first frame does not decode")
         tick, rate = float(stream.time_base), stream.average_rate
