@@ -186,9 +186,7 @@ def with_slope(value: Tensor, slope: Tensor, picture: Tensor) -> Tensor:
     return value.detach() + (slope * (picture - picture.detach())).flatten(1).sum(1)
 
 
-def judge_with_slope(
-    critic: nn.Module, images: Tensor, mean: Callable[[Tensor], Tensor] | None = None
-) -> tuple[Tensor, Tensor]:
+def judge_with_slope(critic: nn.Module, images: Tensor, mean: Callable[[Tensor], Tensor] | None = None) -> tuple[Tensor, Tensor]:
     """Logits, and the squared gradient of their mean (of each picture, or another one) at each picture, |g|^2.
 
     The gradient of |g|^2 with respect to the weights is that of 2 <g, d> with d = g held fixed, and <g, d> is a derivative along

@@ -7,6 +7,7 @@ and the first frame is encoded and decoded as a picture.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal
 
@@ -71,7 +72,7 @@ def reach_back(x: Tensor, past: Tensor | None = None) -> Tensor:
     return torch.cat([past, x], dim=2)
 
 
-class TimeLayer(nn.Module):
+class TimeLayer(nn.Module, ABC):
     """Norm, silu, causal convolution of three frames. Subclasses say what becomes of it.
 
     Their forward takes (b t) c h w of num clips and what it kept of the frames before (None: the clip starts here), and returns
@@ -88,9 +89,9 @@ class TimeLayer(nn.Module):
         h = reach_back(along_time(F.silu(self.norm(x)), num), past)
         return self.conv(h), h[:, :, -REACH:]
 
+    @abstractmethod
     def forward(self, x: Tensor, num: int, past: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(b t) c h w -> (b t') c h w"""
-        raise NotImplementedError
 
 
 class TimeBlock(TimeLayer):

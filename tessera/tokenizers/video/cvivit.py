@@ -1,4 +1,4 @@
-"""The transformer backbone, C-ViViT (Villegas et al. 2022, section 2.1): patches, attention within latent frames, then along time.
+"""The transformer backbone, C-ViViT (Villegas et al. 2022, section 2.1): attention within latent frames, then along time.
 
 The first frame has its own patches and pixel head. Attention along time is causal and sees a window of latent frames, so what a
 streamed decoder keeps does not grow. Positions are rotary; norms come first.
@@ -77,7 +77,9 @@ class WindowBlock(nn.Module):
         known = torch.stack([key, value])
         if past is not None:
             known = torch.cat([past.to(known.dtype), known], dim=3)
-        seen = F.scaled_dot_product_attention(query, known[0], known[1], attn_mask=self.mask(x.shape[1], known.shape[3], x.device))
+        seen = F.scaled_dot_product_attention(
+            query, known[0], known[1], attn_mask=self.mask(x.shape[1], known.shape[3], x.device)
+        )
         x = x + self.attention.join(seen)
         return x + self.feed_forward(self.norm2(x)), known[:, :, :, max(0, known.shape[3] - self.window + 1) :]
 
@@ -142,9 +144,7 @@ class Encoder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Unit variance in, roughly unit variance out."""
         first = rearrange(x[:, :, :1], "b c s (h p) (w q) -> b 1 h w (s c p q)", p=self.patch, q=self.patch)
-        rest = rearrange(
-            x[:, :, 1:], "b c (k s) (h p) (w q) -> b k h w (s c p q)", s=self.time_patch, p=self.patch, q=self.patch
-        )
+        rest = rearrange(x[:, :, 1:], "b c (k s) (h p) (w q) -> b k h w (s c p q)", s=self.time_patch, p=self.patch, q=self.patch)
         h = F.dropout(torch.cat([self.first(first), self.rest(rest)], dim=1), self.dropout, self.training)
         h, _ = self.temporal(self.spatial(h))
         return rearrange(self.out(self.norm(h)), "b k h w d -> b d k h w")
