@@ -205,12 +205,16 @@ def doctor(
 
 @data_app.command("check")
 def data_check(
-    path: Annotated[Path, typer.Argument(help="A folder of images, tars, arrays or meshes (docs/data.md); or one .tar or .npy.")],
-    kind: Annotated[str | None, typer.Option(metavar="KIND", help="images or meshes; otherwise what most files are.")] = None,
+    path: Annotated[
+        Path, typer.Argument(help="A folder of images, clips, tars, arrays or meshes (docs/data.md); or one .tar or .npy.")
+    ],
+    kind: Annotated[
+        str | None, typer.Option(metavar="KIND", help="images, clips or meshes; otherwise what most files are.")
+    ] = None,
     sets: Sets = None,
     as_json: AsJson = False,
 ) -> None:
-    """Open every file and say what is there: counts, sizes or faces, captions, near-duplicates, rejects with reasons."""
+    """Open every file and say what is there: counts, sizes, lengths or faces, captions, near-duplicates, rejects with reasons."""
     from tessera.config import UserError
     from tessera.data.check import check_folder
 
@@ -222,7 +226,7 @@ def data_check(
     if as_json:
         return
     first = "repair or remove the rejected files, then " if report.num_rejected else ""
-    recipe = "meshgpt" if report.kind == "meshes" else "muse"
+    recipe = {"meshes": "meshgpt", "clips": "phenaki"}.get(report.kind, "muse")
     print(f"next: {first}tessera train {recipe} --data {shlex.quote(str(path))}")
 
 
