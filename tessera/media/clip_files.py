@@ -11,6 +11,7 @@ import math
 import struct
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 from PIL import Image
@@ -22,7 +23,12 @@ from tessera.media.images import Pixels, with_channels
 from tessera.media.sheets import sheet
 
 _FASTEST = 2  # hundredths of a second: players show what claims to be faster for a tenth
-_ENCODERS = (("libx264", {"crf": "14", "preset": "medium", "threads": "1"}), ("libopenh264", {}), ("mpeg4", {"qscale": "2"}))
+_SAMPLE = 4096  # pixels that a palette is made of; all of a noisy page would take seconds
+_ENCODERS: tuple[tuple[str, dict[str, str]], ...] = (
+    ("libx264", {"crf": "14", "preset": "medium", "threads": "1"}),
+    ("libopenh264", {}),
+    ("mpeg4", {"flags": "qscale", "global_quality": "236"}),  # 2 of 31, in units of 1/118
+)
 
 
 def encode_gif(clip: Clip, scale: int = 1) -> bytes:
@@ -59,7 +65,7 @@ def frame_sheet(clips: Sequence[Clip], captions: Sequence[str], *, most: int = 8
     """A picture: of every clip a row of at most `most` frames, evenly chosen, the first and the last among them; under it its
     caption."""
     if not clips or len(clips) != len(captions) or most < 1:
-        raise ValueError(f"got {len(clips)} clips, {len(captions)} captions and most={most}; expected one caption a clip, and frames")
+        raise ValueError(f"got {len(clips)} clips, {len(captions)} captions, most={most}; expected a caption a clip, most from 1")
     rows = [sheet([[clip.frames[place] for place in evenly(len(clip.frames), most)]], scale=scale) for clip in clips]
     width = max(row.shape[1] for row in rows)
     padded = [np.pad(row, ((0, 0), (0, width - row.shape[1]), (0, 0)), constant_values=255) for row in rows]
@@ -113,7 +119,7 @@ def _rgb(frame: Pixels, scale: int) -> Pixels:
 def _delays(count: int, fps: float) -> list[int]:
     """Hundredths of a second that add up: each frame ends at the nearest one to its true end."""
     ends = [round(100 * place / fps) for place in range(count + 1)]
-    return [min(max(end - start, _FASTEST), 65535) for start, end in zip(ends, ends[1:], strict=False)]
+    return [min(max(end - start, _FASTEST), 65535) for start, end in pairwise(ends)]
 
 
 def _gif(frames: Iterable[Pixels], delays: Sequence[int]) -> bytes:
@@ -147,7 +153,9 @@ def _with_palette(frame: Pixels) -> Image.Image:
     codes = frame.astype(np.uint32) @ np.array([1 << 16, 1 << 8, 1], dtype=np.uint32)
     colours, places = np.unique(codes, return_inverse=True)
     if len(colours) > 256:
-        return Image.fromarray(frame).quantize(256, method=Image.Quantize.MEDIANCUT, kmeans=1)
+        step = codes.size // _SAMPLE | 1  # odd, so that the sample is not one of a few columns
+        sample = Image.fromarray(frame.reshape(1, -1, 3)[:, ::step]).quantize(256, method=Image.Quantize.MEDIANCUT, kmeans=1)
+        return Image.fromarray(frame).quantize(palette=sample, dither=Image.Dither.NONE)
     picture = Image.fromarray(places.reshape(codes.shape).astype(np.uint8), mode="P")
     picture.putpalette(np.stack([colours >> 16, colours >> 8 & 255, colours & 255], axis=1).astype(np.uint8).tobytes())
     return picture

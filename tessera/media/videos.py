@@ -85,34 +85,27 @@ def video_frames(
 
 def decoded(file: ImageFile, index: VideoIndex, wanted: Sequence[int]) -> Iterator[tuple[int, Any]]:
     """(place, PyAV's frame) of every wanted one."""
-    with _opened(file) as (container, stream):
+    with _opened(file) as source:
         places = {pts: place for place, pts in enumerate(index.pts)}
-        frames, at, jumped = _counted(container, stream, places, index.counted), -1, False
+
+        def placed() -> Iterator[tuple[int, Any]]:
+            for order, frame in enumerate(source.frames()):
+                yield (order if index.counted else places.get(frame.pts, -1)), frame
+
+        frames, at, jumped = placed(), -1, False
         for want in wanted:
             key = 0 if index.counted else index.keys[max(bisect_right(index.keys, want) - 1, 0)]
             if key > at + 1:
-                container.seek(index.pts[key], stream=stream)
-                frames, jumped = _counted(container, stream, places, index.counted), True
-            at, frame = next(((place, frame) for place, frame in frames if place >= want), (-1, None))
+                source.seek(index.pts[key])
+                frames, jumped = placed(), True
+            at, frame = next((found for found in frames if found[0] >= want), (-1, None))
             if at != want and jumped:  # the container's own index misled us
-                container.seek(index.pts[0], stream=stream)
-                frames, jumped = _counted(container, stream, places, index.counted), False
-                at, frame = next(((place, frame) for place, frame in frames if place >= want), (-1, None))
+                source.seek(index.pts[0])
+                frames, jumped = placed(), False
+                at, frame = next((found for found in frames if found[0] >= want), (-1, None))
             if at != want:
                 raise UnreadableClip(name_of(file), f"frame {want} of {len(index.pts)} does not decode")
             yield at, frame
-
-
-def _counted(container: Any, stream: Any, places: dict[int, int], counted: bool) -> Iterator[tuple[int, Any]]:
-    for place, frame in enumerate(_whole_frames(container, stream)):
-        yield (place if counted else places.get(frame.pts, -1)), frame
-
-
-def _whole_frames(container: Any, stream: Any) -> Iterator[Any]:
-    """Without the packet in which a file is cut short."""
-    for packet in container.demux(stream):
-        if not packet.is_corrupt:
-            yield from packet.decode()
 
 
 def pixels_of(frame: Any, facts: ClipFacts) -> Pixels:
@@ -123,8 +116,8 @@ def pixels_of(frame: Any, facts: ClipFacts) -> Pixels:
 
 
 def _index(file: ImageFile) -> VideoIndex:
-    with _opened(file) as (container, stream):
-        packets, odd = _packets(container, stream)
+    with _opened(file) as source:
+        packets, odd = _packets(source.container, source.stream)
     times = [pts for pts, _, _ in packets]
     counted = None in times or len(set(times)) != len(times) or not any(key for _, key, _ in packets)
     if counted:
@@ -178,9 +171,10 @@ def _shows(stream: Any, packet: Any) -> bool:
 def _decoded_times(file: ImageFile) -> list[tuple[int, bool, int]]:
     """As of the packets, by decoding all of them. Where frames have no times, one follows the other."""
     found: list[tuple[int, bool, int]] = []
-    with _opened(file) as (container, stream):
-        step = round(1 / (stream.average_rate * stream.time_base)) if stream.average_rate else 1
-        for frame in _whole_frames(container, stream):
+    with _opened(file) as source:
+        rate = source.stream.average_rate
+        step = round(1 / (rate * source.stream.time_base)) if rate else 1
+        for frame in source.frames():
             time = frame.pts if frame.pts is not None else frame.dts
             least = found[-1][0] + 1 if found else None
             if time is None or (least is not None and time < least):
@@ -190,12 +184,12 @@ def _decoded_times(file: ImageFile) -> list[tuple[int, bool, int]]:
 
 
 def _facts(file: ImageFile, pts: tuple[int, ...], last: int) -> ClipFacts:
-    with _opened(file) as (container, stream):
-        first = next(_whole_frames(container, stream), None)
+    with _opened(file) as source:
+        first = next(source.frames(), None)
         if first is None:
             raise UnreadableClip(name_of(file), "its first frame does not decode")
-        tick, rate = float(stream.time_base), stream.average_rate
-        form, codec = first.format, stream.codec_context.name
+        tick, rate = float(source.stream.time_base), source.stream.average_rate
+        form, codec = first.format, source.stream.codec_context.name
         rotation = -round(first.rotation / 90) * 90 % 360
         width, height = (first.height, first.width) if rotation in (90, 270) else (first.width, first.height)
     times: npt.NDArray[np.float64] = (np.array(pts, dtype=np.float64) - pts[0]) * tick
@@ -215,24 +209,51 @@ def _kind(file: ImageFile) -> str:
     return "avi" if head[:4] == b"RIFF" else "webm" if b"webm" in head else "mkv"
 
 
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """PyAV's container, its first video stream and what decodes it."""
+
+    container: Any
+    stream: Any
+    decoder: Any
+
+    def seek(self, pts: int) -> None:
+        self.container.seek(pts, stream=self.stream)
+        self.decoder.flush_buffers()
+
+    def frames(self) -> Iterator[Any]:
+        """From where the container stands, without the packet in which a file is cut short."""
+        for packet in self.container.demux(self.stream):
+            if not packet.is_corrupt:
+                yield from self.decoder.decode(packet if packet.size else None)
+
+
 @contextmanager
-def _opened(file: ImageFile) -> Iterator[tuple[Any, Any]]:
-    """PyAV's container and its first video stream; whatever goes wrong inside is raised as `UnreadableClip`."""
+def _opened(file: ImageFile) -> Iterator[_Source]:
+    """Whatever goes wrong inside is raised as `UnreadableClip`."""
     av = import_av(f"{name_of(file)}: a video file")
     try:
-        with stream_of(file) as source:
-            kind = container_of(source.read(HEAD))
-            source.seek(0)
-            with av.open(source, format=kind) as container:
+        with stream_of(file) as content:
+            kind = container_of(content.read(HEAD))
+            content.seek(0)
+            with av.open(content, format=kind) as container:
                 if not container.streams.video:
                     raise UnreadableClip(name_of(file), "no video in it, only sound?")
                 stream = container.streams.video[0]
-                stream.codec_context.thread_count = 1  # a loader has workers enough
-                yield container, stream
+                yield _Source(container, stream, _decoder(av, stream))
     except UnreadableClip:
         raise
     except Exception as error:  # FFmpeg's errors are of a dozen kinds
         raise UnreadableClip(name_of(file), _reason(error)) from error
+
+
+def _decoder(av: Any, stream: Any) -> Any:
+    """FFmpeg's own decoders of VP8 and VP9 pass transparency over; libvpx does not."""
+    name = {"vp8": "libvpx", "vp9": "libvpx-vp9"}.get(stream.codec_context.name, "")
+    clear = stream.metadata.get("alpha_mode") == "1" and name in av.codecs_available
+    decoder = av.CodecContext.create(name, "r") if clear else stream.codec_context
+    decoder.thread_count = 1  # a loader has workers enough
+    return decoder
 
 
 def _reason(error: Exception) -> str:
