@@ -84,9 +84,7 @@ def trainer(stage: Stage, first_step: int, *, graphs: bool = False, compiled: bo
     return lambda batch: train_step(state, stage, [batch], setting)
 
 
-def stepper(
-    stage: Stage, batch: Batch, first_step: int, graphs: bool = False, compiled: bool = True
-) -> Callable[[], Any]:
+def stepper(stage: Stage, batch: Batch, first_step: int, graphs: bool = False, compiled: bool = True) -> Callable[[], Any]:
     """The same on one batch."""
     step = trainer(stage, first_step, graphs=graphs and compiled, compiled=compiled)
     return lambda: step(batch)
@@ -145,14 +143,12 @@ def loader_case(data: Path | None) -> dict[str, Any]:
     return {"items_per_s": round(rate, 1), "workers": workers, "samples": len(source)}
 
 
-def read_batches(
-    batches: Generator[Sequence[Any], None, None], warm: int, seconds: float, count: Callable[[Any], int] = lambda batch: len(batch.keys)
-) -> float:
-    """What is counted in batches, a second, for so many seconds; the first steps wait for processes to start. Closes the stream."""
+def read_batches(batches: Generator[Sequence[Any], None, None], warm: int, seconds: float) -> float:
+    """Samples a second, read for so long; the first steps wait for processes to start. Closes the stream."""
     for _ in range(warm):
         next(batches)
     start, num = time.perf_counter(), 0
     while (passed := time.perf_counter() - start) < seconds:
-        num += sum(map(count, next(batches)))
+        num += sum(len(batch.keys) for batch in next(batches))
     batches.close()
     return num / passed

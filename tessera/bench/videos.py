@@ -1,4 +1,4 @@
-"""Video cases, counted in clips: both trainings, encoding and sampling at the size of phenaki-pytorch's, long clips, and the loader.
+"""Cases of clips: both trainings, encoding and sampling at the size of phenaki-pytorch's, long clips, and the loader.
 
 What share of its time training waits for the loader it measures itself: `time/wait_share` in metrics.jsonl.
 """
@@ -49,9 +49,7 @@ CODES = FSQConfig(levels=(8, 8, 8, 5, 5, 5))  # 64,000 where the peer's LFQ has 
 CVIVIT = CViViTConfig(width=512, heads=8, spatial_depth=4, temporal_depth=4, patch=32, time_patch=2, window=9, quantizer=CODES)
 """Patches, width and layers of the peer. It adds relative biases and a convolution in every temporal layer, ours rotates."""
 
-CONV = CausalConvConfig(
-    widths=(64, 128, 256, 256, 512, 512), blocks=(1, 1, 1, 1, 2, 3), time_downsamples=1, quantizer=CODES
-)
+CONV = CausalConvConfig(widths=(64, 128, 256, 256, 512, 512), blocks=(1, 1, 1, 1, 2, 3), time_downsamples=1, quantizer=CODES)
 """The default backbone with the peer's tokens and about as many parameters."""
 
 TOKENIZER = VideoTokenizerStageConfig(
@@ -66,8 +64,8 @@ TOKENIZER = VideoTokenizerStageConfig(
     ),
     optim=OptimConfig(lr=1e-4),
 )
-"""The peer's terms: L2 of all frames; VGG16, hinge with adaptive weight and penalty at every step on one random frame of each clip.
-Its critic has residual blocks of two convolutions and attention, ours one convolution a level, widened to about as many
+"""The peer's terms: L2 of all frames; VGG16, hinge with adaptive weight and penalty at every step, on one random frame of each
+clip. Its critic has residual blocks of two convolutions and attention, ours one convolution a level, widened to about as many
 parameters and operations. Its VGG16 ends in two dense layers and is trained, ours compares five maps and is fixed."""
 
 GENERATOR = MaskedStageConfig(
@@ -96,7 +94,9 @@ def tokenizer_config(model: CViViTConfig | CausalConvConfig) -> VideoTokenizerSt
         return config
     assert config.critic is not None
     if isinstance(model, CViViTConfig):
-        thin: Any = model.model_copy(update={"width": 64, "heads": 2, "spatial_depth": 1, "temporal_depth": 1, "patch": 16, "window": 3})
+        thin: Any = model.model_copy(
+            update={"width": 64, "heads": 2, "spatial_depth": 1, "temporal_depth": 1, "patch": 16, "window": 3}
+        )
     else:
         thin = model.model_copy(update={"widths": (8, 16, 16, 16, 32), "blocks": (1,) * 5})
     critic = config.critic.model_copy(update={"widths": (8, 16, 16)})
@@ -201,9 +201,9 @@ def sample_case(data: Path | None) -> dict[str, Any]:
 
 @torch.no_grad()
 def long_case(data: Path | None) -> dict[str, Any]:
-    """Clips of 60 and of 600 frames by windows, each going on from three latent frames of the one before; frames leave for the host
-    as they are made. Counted in frames; `gib` is the most that was taken at each length, `kept_mib` what the decoder keeps between
-    two windows. Neither may grow."""
+    """Clips of 60 and of 600 frames by windows, each going on from three latent frames of the one before; frames leave for the
+    host as they are made. Counted in frames; `gib` is the most that was taken at each length, `kept_mib` what the decoder keeps
+    between two windows. Neither may grow."""
     words, pixels = variant(), tokenizer()
     size = grid_size(4, pixels.vocab_size)
     net = generator(fitted(GENERATOR, words), size, words).eval()

@@ -15,16 +15,18 @@ from torch.utils.data import Dataset
 
 from tessera.batches import VideoBatch
 from tessera.config import UserError, VideoDataConfig
-from tessera.data.clip_sources import StoredClip, single_pictures
+from tessera.data.clip_sources import StoredClip
 from tessera.data.draws import drawn_caption, mirrors, view_draws
-from tessera.data.loader import Feed, SampleLoader, Samples, frame
-from tessera.data.order import Cut, Indices, Mixture, Order
+from tessera.data.loader import Feed, SampleLoader, frame
+from tessera.data.mixing import MixedSamples
+from tessera.data.order import Cut, Indices
+from tessera.data.prepare import Viewed
 from tessera.data.sources import Source, captions_of, split_indices
 from tessera.media.clips import ClipFacts, Frames, UnreadableClip
 from tessera.media.images import Colour, Pixels, resize, with_channels
-from tessera.randomness import mix, mix_text
+from tessera.randomness import mix
 
-_STILLS = mix_text("stills")  # keeps the order of pictures apart from that of clips
+_LOOKED_AT = 64  # samples
 _SLACK = 1e-6  # of a frame: times in files are rounded
 
 # --- which frames
@@ -54,6 +56,20 @@ def nearest_frames(times: npt.NDArray[np.float64], wanted: npt.NDArray[np.float6
     """Of each wanted time the nearest of rising times; halfway between two, and up to `slack` behind it, the earlier."""
     middles = (times[:-1] + times[1:]) / 2
     return np.searchsorted(middles, wanted - slack, side="left").tolist()
+
+
+def frame_rate(source: Source, config: VideoDataConfig) -> float | None:
+    """Frames a second of what is picked: the config's, or those of the first clip that moves; None where nothing does."""
+    if config.fps is not None:
+        return config.fps
+    for index in range(min(len(source), _LOOKED_AT)):
+        try:
+            facts = source.read(index).facts()
+        except (UnreadableClip, UserError, OSError):
+            continue
+        if facts.num_frames > 1:
+            return round(float(facts.fps) / config.stride, 3)
+    return None
 
 
 def single_frame(facts: ClipFacts, draw: int) -> list[int]:
@@ -155,35 +171,16 @@ def collate_clips(items: Sequence[ClipItem], num_frames: int) -> VideoBatch:
     )
 
 
-class PreparedClips(Samples[ClipItem]):
-    """Clips, read and cut. With `image_share` that share of the positions are single pictures: picture files in an order of their
-    own, the other positions clips in theirs; or, where there are no picture files, any frame of the position's clip."""
+class PreparedClips(MixedSamples[ClipItem]):
+    """Clips, read and cut; of a position that is a picture any one frame."""
 
     def __init__(self, source: Source, config: VideoDataConfig, indices: Indices, seed: int) -> None:
-        super().__init__(source, indices, seed)
+        super().__init__(source, indices, seed, config.image_share)
         self.config = config
-        self.mixture = None if config.image_share is None else Mixture.of(config.image_share)
-        is_single = np.zeros(len(indices), np.bool_) if self.mixture is None else single_pictures(source, indices)
-        self.clips, self.stills = indices[~is_single], indices[is_single]
-        if len(indices) and not len(self.clips):
-            raise UserError(
-                f"data.image_share={config.image_share:g} mixes pictures with clips, and all {len(indices):,} training samples "
-                "are single pictures; leave it out, or add clips"
-            )
-        self.clip_order, self.still_order = Order(len(self.clips), seed), Order(len(self.stills), mix(seed, _STILLS))
-
-    def __getitem__(self, position: int) -> ClipItem:
-        """The clip or picture of a position."""
-        if self.mixture is None or not len(self.stills):
-            return super().__getitem__(position)
-        is_picture, place = self.mixture.locate(position)
-        pool, order = (self.stills, self.still_order) if is_picture else (self.clips, self.clip_order)
-        return self.taken(pool, *order.locate(place), position)
 
     def item(self, index: int, position: int, draw: int | None) -> ClipItem:
-        """One clip; validation sees all samples as they are."""
-        single = self.mixture is not None and not len(self.stills) and self.mixture.locate(position)[0]
-        return prepare_clip(self.source, self.config, index, position, draw, single=single)
+        """One clip."""
+        return prepare_clip(self.source, self.config, index, position, draw, single=self.single(position, draw))
 
 
 class ClipLoader(SampleLoader[ClipItem, VideoBatch]):
@@ -211,33 +208,23 @@ class ClipLoader(SampleLoader[ClipItem, VideoBatch]):
 # --- views, for the token cache
 
 
-@dataclass(frozen=True, slots=True)
-class ViewedClip:
-    """All views of one clip."""
-
-    key: str
-    pictures: Frames  # views t h w c; behind a view's end its last frame again
-    lengths: npt.NDArray[np.int64]  # views: the frames that belong to each
-    fault: str
-
-
-class ClipViews(Dataset[ViewedClip]):
+class ClipViews(Dataset[Viewed]):
     """Sample -> its views: the first is the middle of clip and frames (or the beginning), as in validation; the others are drawn
     by seed, view and key."""
 
     def __init__(self, source: Source, config: VideoDataConfig, views: int, seed: int) -> None:
         self.source, self.config, self.views, self.seed = source, config, views, seed
 
-    def __getitem__(self, index: int) -> ViewedClip:
+    def __getitem__(self, index: int) -> Viewed:
         """Windows that share many frames are read at once."""
         key, captions = self.source.key(index), captions_of(self.source, index)
         try:
             cut = list(self._views(self.source.read(index), captions, view_draws(key, self.views, self.seed)))
         except (UnreadableClip, UserError, OSError) as error:
             blank = np.stack([filled(_blank(self.config), self.config.frames)] * self.views)
-            return ViewedClip(key, blank, np.ones(self.views, np.int64), _fault(key, error))
+            return Viewed(key, blank, _fault(key, error), np.ones(self.views, np.int64))
         pictures = np.stack([filled(frames, self.config.frames) for frames in cut])
-        return ViewedClip(key, pictures, np.array([len(frames) for frames in cut], np.int64), "")
+        return Viewed(key, pictures, "", np.array([len(frames) for frames in cut], np.int64))
 
     def _views(self, clip: StoredClip, captions: Sequence[str], draws: Sequence[int | None]) -> Iterator[Frames]:
         facts = clip.facts()

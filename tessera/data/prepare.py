@@ -31,6 +31,7 @@ from torch.utils.data import Dataset
 from tessera.batches import from_uint8
 from tessera.config import ImageDataConfig, UserError, VideoDataConfig
 from tessera.data.captions import names_side
+from tessera.data.draws import view_draws
 from tessera.data.loader import Feed, end_workers, frame, make_dataloader
 from tessera.data.sources import Source, Stored, StoredImages, captions_of
 from tessera.files import sync_folder, write_json
@@ -40,7 +41,6 @@ from tessera.randomness import mix, mix_text
 FORMAT = 1
 SHARD_SAMPLES = 1024
 CHUNK_PICTURES, CHUNK_CLIPS = 64, 16  # go through the tokenizer at once
-_VIEW = mix_text("view")
 
 Ids = npt.NDArray[Any]
 
@@ -222,13 +222,8 @@ class Views(Dataset[Viewed]):
         except (UnreadableImage, UserError, OSError) as error:
             blank = np.zeros((self.views, self.config.resolution, self.config.resolution, self.config.channels), np.uint8)
             return Viewed(key, blank, str(error))
-        draws = view_draws(self.seed, self.views, key)
+        draws = view_draws(key, self.views, self.seed)
         return Viewed(key, np.stack([frame(image, self.config, captions, draw) for draw in draws]), "")
-
-
-def view_draws(seed: int, views: int, key: str) -> list[int | None]:
-    """One for each view; the first is not drawn."""
-    return [None, *(mix(seed, _VIEW, view, mix_text(key)) for view in range(1, views))]
 
 
 def picture_views(feed: Feed, plan: TokenPlan) -> Views:

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 
 from tessera.batches import ReadText, TokenBatch
-from tessera.config import UserError
+from tessera.config import UserError, VideoDataConfig
 from tessera.data.draws import drawn_caption
-from tessera.data.loader import Feed, SampleLoader, Samples
+from tessera.data.loader import Feed, SampleLoader
+from tessera.data.mixing import MixedSamples
 from tessera.data.order import Indices
 from tessera.data.prepare import Ids, TokenCache
 from tessera.data.sources import Source, captions_of, split_indices
@@ -33,11 +34,15 @@ class TokenItem:
     fault: str = ""
 
 
-class CachedTokens(Samples[TokenItem]):
-    """Samples from the cache; `low` is the cache of the same samples on a coarser grid."""
+class CachedTokens(MixedSamples[TokenItem]):
+    """Samples from the cache; `low` is the cache of the same samples on a coarser grid. Of a clip in a picture's position the
+    first frame is taken."""
 
-    def __init__(self, source: Source, indices: Indices, seed: int, cache: TokenCache, low: TokenCache | None) -> None:
-        super().__init__(source, indices, seed)
+    def __init__(
+        self, source: Source, indices: Indices, seed: int, cache: TokenCache, low: TokenCache | None,
+        image_share: float | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(source, indices, seed, image_share)
         self.cache, self.low = cache, low
 
     def item(self, index: int, position: int, draw: int | None) -> TokenItem:
@@ -45,7 +50,7 @@ class CachedTokens(Samples[TokenItem]):
         view = 0 if draw is None else mix(draw, 6) % self.cache.views
         caption = drawn_caption(captions_of(self.source, index), draw)
         low = None if self.low is None else self.low.ids(index, view)
-        ids, length = self.cache.ids(index, view), self.cache.length(index, view)
+        ids, length = self.cache.ids(index, view), 1 if self.single(position, draw) else self.cache.length(index, view)
         return TokenItem(self.source.key(index), caption, position, ids, low, length)
 
 
@@ -64,9 +69,10 @@ class TokenLoader(SampleLoader[TokenItem, TokenBatch]):
         if unread:
             keep = np.fromiter((feed.source.key(index) not in unread for index in range(len(feed.source))), np.bool_)
             sides = (sides[0][keep[sides[0]]], sides[1][keep[sides[1]]])
+        share = feed.config.image_share if isinstance(feed.config, VideoDataConfig) else None
         super().__init__(
-            CachedTokens(feed.source, sides[0], feed.seed, cache, low), partial(collate_tokens, read_text=read_text), sides[1],
-            feed.config, feed.cut, device=feed.device, validation_samples=feed.validation_samples,
+            CachedTokens(feed.source, sides[0], feed.seed, cache, low, share), partial(collate_tokens, read_text=read_text),
+            sides[1], feed.config, feed.cut, device=feed.device, validation_samples=feed.validation_samples,
             preview_samples=feed.preview_samples,
         )  # fmt: skip
 

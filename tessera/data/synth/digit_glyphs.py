@@ -59,7 +59,9 @@ def all_glyphs() -> tuple[Floats, NDArray[np.int64]]:
         ) from None
     images, labels = load_digits(return_X_y=True)
     if images.shape != (NUM_GLYPHS, SIDE * SIDE):
-        raise UserError(f"scikit-learn has digits of shape {images.shape}, expected {(NUM_GLYPHS, SIDE * SIDE)}; use 1.5 or later")
+        raise UserError(
+            f"scikit-learn has digits of shape {images.shape}, expected {(NUM_GLYPHS, SIDE * SIDE)}; use 1.5 or later"
+        )
     return images.reshape(-1, SIDE, SIDE) / 16.0, labels.astype(np.int64)
 
 

@@ -94,8 +94,8 @@ def plan(steps: int, scenes: Sequence[Span], overlap: int, ahead: int = 0) -> li
     windows, past = [], ahead  # latents since the last beginning
     for index, scene in enumerate(scenes):
         left = scene.latents - (0 if index else ahead)
-        keep = overlap if scene.overlap is None or (index == 0 and ahead) else scene.overlap
         begun = index == 0 and ahead > 0
+        keep = overlap if begun or scene.overlap is None else scene.overlap
         while left:
             if keep < 0 or (begun and keep == 0):
                 raise ValueError(
