@@ -122,7 +122,7 @@ class VideoPeer:
     """phenaki-pytorch at the size its README shows."""
 
     def __init__(self) -> None:
-        self.patch, self.side, self.frames = (16, 64, 5) if reduced() else (32, 256, 17)
+        self.patch, self.side, self.frames = (8, 32, 5) if reduced() else (32, 256, 17)
         self.width, self.depth, self.layers, self.text = (64, 2, 1, (7, 64)) if reduced() else (512, 6, 4, (64, 768))
         self.num_clips, self.num_grids, self.num_drawn = (2, 2, 2) if reduced() else (4, 16, 4)
         self.repeats = {"repeats": 2, "warm": 1} if reduced() else {}

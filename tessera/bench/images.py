@@ -84,9 +84,9 @@ def trainer(stage: Stage, first_step: int, *, graphs: bool = False, compiled: bo
     return lambda batch: train_step(state, stage, [batch], setting)
 
 
-def stepper(stage: Stage, batch: Batch, first_step: int, graphs: bool = False, compiled: bool = True) -> Callable[[], Any]:
+def stepper(stage: Stage, batch: Batch, first_step: int, graphs: bool = False) -> Callable[[], Any]:
     """The same on one batch."""
-    step = trainer(stage, first_step, graphs=graphs and compiled, compiled=compiled)
+    step = trainer(stage, first_step, graphs=graphs)
     return lambda: step(batch)
 
 
