@@ -178,7 +178,8 @@ def sample_scene(plan: Plan, split: Split, index: int) -> Scene:
 
 def _place(movers: Sequence[Mover], draws: Draws) -> tuple[Mover, ...]:
     """Puts each where its way stays inside; of two, so that they come as little near to each other as some draws allow."""
-    best, most = (), -np.inf
+    best: tuple[Mover, ...] = ()
+    most = -np.inf
     for _ in range(TRIES):
         placed = tuple(_put(mover, draws) for mover in movers)
         apart = _distance(placed[0], placed[1]) if len(placed) == 2 else np.inf
@@ -246,7 +247,8 @@ def _levels(mover: Mover, options: DigitsOptions) -> NDArray[np.uint8]:
 def _covered(colours: NDArray[np.int64], ink_colour: tuple[int, int, int]) -> NDArray[np.int64]:
     """n 3 -> n * LEVELS 3: each colour under each level of ink."""
     levels, full = np.arange(LEVELS)[None, :, None], LEVELS - 1
-    return ((colours[:, None] * (full - levels) + np.array(ink_colour) * levels + full // 2) // full).reshape(-1, 3)
+    mixed = colours[:, None] * (full - levels) + np.array(ink_colour, np.int64) * levels  # n LEVELS 3
+    return np.asarray((mixed + full // 2) // full, np.int64).reshape(-1, 3)
 
 
 def to_gif(indices: NDArray[np.uint8], colours: NDArray[np.uint8]) -> bytes:

@@ -93,7 +93,7 @@ class DigitsOracle:
         return right | {"joint": all(right.values())}
 
     def _read_object(self, colour: str, amount: Floats) -> Seen:
-        side, present = amount.shape[1], amount.any(axis=(1, 2))
+        side, present = amount.shape[1], np.asarray(amount.any(axis=(1, 2)))
         middles = np.where(present[:, None], centres(amount), np.nan)
         votes = self.reader.scores(crop(amount[present], middles[present], WINDOW * side))
         digit = int(votes.sum(axis=0).argmax())
