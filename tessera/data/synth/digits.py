@@ -60,7 +60,7 @@ BACKGROUND = (16, 16, 24)
 
 HEIGHTS = (0.32, 0.36)  # of a digit's box
 NARROW = 0.8  # of that box is wide enough for the ink
-MARGIN = 0.01  # between a digit's box and the picture's edge
+MARGIN = 0.03  # between a digit's box and the picture's edge
 GAP = 0.03  # between two digits that are kept apart
 TRIES = 24  # places drawn for two digits, until they are apart or the best is taken
 LEVELS = 16  # of ink: two digits have 16 * 16 colours between them, as many as a gif can hold
@@ -126,7 +126,7 @@ def caption(scene: Scene) -> str:
     return " and ".join(f"a {m.colour} {m.digit} moves {m.direction} {m.speed}" for m in scene.movers)
 
 
-_MOVER = re.compile(rf"a ({'|'.join(COLOURS)}) (\d) moves ({'|'.join(DIRECTIONS)}) ({'|'.join(SPEEDS)})")
+_MOVER = re.compile(rf"a ({'|'.join(COLOURS)}) ([0-9]) moves ({'|'.join(DIRECTIONS)}) ({'|'.join(SPEEDS)})")
 
 
 def parse_caption(text: str) -> Scene | None:
@@ -178,7 +178,8 @@ def sample_scene(plan: Plan, split: Split, index: int) -> Scene:
 
 def _place(movers: Sequence[Mover], draws: Draws) -> tuple[Mover, ...]:
     """Puts each where its way stays inside; of two, so that they come as little near to each other as some draws allow."""
-    best, most = (), -np.inf
+    best: tuple[Mover, ...] = ()
+    most = -np.inf
     for _ in range(TRIES):
         placed = tuple(_put(mover, draws) for mover in movers)
         apart = _distance(placed[0], placed[1]) if len(placed) == 2 else np.inf
@@ -246,7 +247,8 @@ def _levels(mover: Mover, options: DigitsOptions) -> NDArray[np.uint8]:
 def _covered(colours: NDArray[np.int64], ink_colour: tuple[int, int, int]) -> NDArray[np.int64]:
     """n 3 -> n * LEVELS 3: each colour under each level of ink."""
     levels, full = np.arange(LEVELS)[None, :, None], LEVELS - 1
-    return ((colours[:, None] * (full - levels) + np.array(ink_colour) * levels + full // 2) // full).reshape(-1, 3)
+    mixed = colours[:, None] * (full - levels) + np.array(ink_colour, np.int64) * levels  # n LEVELS 3
+    return np.asarray((mixed + full // 2) // full, np.int64).reshape(-1, 3)
 
 
 def to_gif(indices: NDArray[np.uint8], colours: NDArray[np.uint8]) -> bytes:
