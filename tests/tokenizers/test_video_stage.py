@@ -105,7 +105,7 @@ def test_a_batch_is_learned_by_heart(kind: str) -> None:
     data = squares()
     assert stage.measure is not None
     found = []
-    for num_steps in (0, 60):
+    for num_steps in (0, 40):
         for _ in range(num_steps):
             step(stage, state, [data])
         with torch.no_grad(), eval_mode(stage.nets):

@@ -107,29 +107,27 @@ class TimeBlock(TimeLayer):
 
 
 class TimeDownsample(TimeLayer):
-    """Halves time: 1 + 2m frames -> 1 + m, the last of each two and what was before it."""
+    """Halves time: 1 + 2m frames -> 1 + m. The last of each two, + a convolution; starts as that frame alone."""
 
     def __init__(self, width: int) -> None:
-        super().__init__(width, width, stride=2)
+        super().__init__(width, width, stride=2, gain=0)
 
     def forward(self, x: Tensor, num: int, past: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Half as many frames."""
         h, kept = self.mixed(x, num, past)
-        return as_pictures(h, x.shape[-2]), kept
+        return as_pictures(along_time(x, num)[:, :, ::2] + h, x.shape[-2]), kept
 
 
 class TimeUpsample(TimeLayer):
-    """Doubles time: 1 + m frames -> 1 + 2m; the first gives one. Starts by repeating, so no flicker is built in."""
+    """Doubles time: 1 + m frames -> 1 + 2m; the first gives one, others two. A frame, + a convolution; starts by repeating."""
 
     def __init__(self, width: int) -> None:
-        super().__init__(width, 2 * width)
-        with torch.no_grad():
-            self.conv.weight[width:] = self.conv.weight[:width]
+        super().__init__(width, 2 * width, gain=0)
 
     def forward(self, x: Tensor, num: int, past: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Twice as many frames, less one at a clip's start."""
         h, kept = self.mixed(x, num, past)
-        h = rearrange(h, "b (two c) t n -> b c (t two) n", two=2)
+        h = rearrange(h, "b (two c) t n -> b c (t two) n", two=2) + along_time(x, num).repeat_interleave(2, dim=2)
         return channels_last(as_pictures(h if past is not None else h[:, :, 1:], x.shape[-2])), kept
 
 
