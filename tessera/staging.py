@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from tessera.config import MeshDataConfig, UserError, build
+from tessera.config import MeshDataConfig, UserError, VideoDataConfig, build
 from tessera.contracts import Loader, Stage, Train
 from tessera.data import opening
+from tessera.data.clip_sources import as_clip_source
 from tessera.data.loader import Feed
 from tessera.data.mesh_sources import as_mesh_source
 from tessera.data.order import Cut
@@ -33,6 +34,8 @@ def open_source(config: Any, data: Any = None) -> Source:
     if data is not None and not isinstance(data, (str, Path)):
         if isinstance(config.data, MeshDataConfig):
             return as_mesh_source(data)
+        if isinstance(config.data, VideoDataConfig):
+            return as_clip_source(data, channels=config.data.channels, background=config.data.background)
         return as_source(data, channels=config.data.channels, background=config.data.background)
     if config.data.path is None:
         raise UserError(

@@ -169,17 +169,13 @@ def export(
     checkpoint: Annotated[str, typer.Option(metavar="NAME", help="latest, best or step-N.")] = "latest",
 ) -> None:
     """Write what use needs of a run into a folder that travels: weights, config, model card."""
-    from tessera.sampling.package import export_run
+    from tessera.sampling.package import export_run, next_command
 
     export_run(run, out, checkpoint)
     for file in sorted(path for path in out.rglob("*") if path.is_file()):
         print(f"{file}  {file.stat().st_size:,} bytes")
     print(f"the licence in {out / 'README.md'} is yours to write")
-    if (out / "base").is_dir():
-        print(f'next: tessera sample {shlex.quote(str(out))} "PROMPT"')
-        return
-    code = f'import tessera; tessera.load({json.dumps(str(out))}).reconstruct("PICTURE")[0].save("reconstruction.png")'
-    print(f"next: python -c {shlex.quote(code)}")
+    print(f"next: {next_command(run, out)}")
 
 
 @app.command()
@@ -208,12 +204,16 @@ def doctor(
 
 @data_app.command("check")
 def data_check(
-    path: Annotated[Path, typer.Argument(help="A folder of images, tars, arrays or meshes (docs/data.md); or one .tar or .npy.")],
-    kind: Annotated[str | None, typer.Option(metavar="KIND", help="images or meshes; otherwise what most files are.")] = None,
+    path: Annotated[
+        Path, typer.Argument(help="A folder of images, clips, tars, arrays or meshes (docs/data.md); or one .tar or .npy.")
+    ],
+    kind: Annotated[
+        str | None, typer.Option(metavar="KIND", help="images, clips or meshes; otherwise what most files are.")
+    ] = None,
     sets: Sets = None,
     as_json: AsJson = False,
 ) -> None:
-    """Open every file and say what is there: counts, sizes or faces, captions, near-duplicates, rejects with reasons."""
+    """Open every file and say what is there: counts, sizes, lengths or faces, captions, near-duplicates, rejects with reasons."""
     from tessera.config import UserError
     from tessera.data.check import check_folder
 
@@ -225,7 +225,7 @@ def data_check(
     if as_json:
         return
     first = "repair or remove the rejected files, then " if report.num_rejected else ""
-    recipe = "meshgpt" if report.kind == "meshes" else "muse"
+    recipe = {"meshes": "meshgpt", "clips": "phenaki"}.get(report.kind, "muse")
     print(f"next: {first}tessera train {recipe} --data {shlex.quote(str(path))}")
 
 
@@ -330,9 +330,10 @@ def finish(run: Path) -> None:
     stages = sorted(run.glob("*/checkpoints/latest"), key=lambda path: path.stat().st_mtime)
     for latest in stages:
         print(f"{latest.parent.parent.name}: {latest.parent / latest.read_text().strip()}")
-    pictures = sorted(stages[-1].parent.parent.glob("samples/*.png")) if stages else []
+    samples = list(stages[-1].parent.parent.glob("samples/step-*.*")) if stages else []
+    pictures = [path for path in samples if path.suffix in (".png", ".gif")]
     if pictures:
-        print(f"pictures: {pictures[-1]}")
+        print(f"pictures: {max(pictures, key=lambda path: (path.stem, path.suffix == '.gif'))}")
     name, last = shlex.quote(str(run)), stages[-1].parent.parent.name if stages else "tokenizer"
     first = (
         f"tessera export {name} --out DIR"

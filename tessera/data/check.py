@@ -1,7 +1,7 @@
 """`tessera data check`: a folder in, a report out that a person or a program can read. Every file is read in full.
 
-What is counted is what training would see: a sample is a picture that opens (here) or a mesh that can be used (`mesh_check.py`),
-and whatever is not is a reject with its reason.
+What is counted is what training would see: a sample is a picture that opens (here), a clip that can be decoded
+(`clip_check.py`) or a mesh that can be used (`mesh_check.py`), and whatever is not is a reject with its reason.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tessera.config import Config, ImageDataConfig, MeshDataConfig, UserError, build, parse_sets
+from tessera.config import Config, ImageDataConfig, MeshDataConfig, UserError, VideoDataConfig, build, parse_sets
 from tessera.data.captions import names_side
+from tessera.data.clip_check import check_clips, mostly_clips
 from tessera.data.duplicates import near_groups
 from tessera.data.folders import Contents, list_folder
 from tessera.data.mesh_check import check_meshes
-from tessera.data.opening import open_images, open_meshes
+from tessera.data.opening import open_clips, open_images, open_meshes
 from tessera.data.report import Report, Tally, counts, histogram
 from tessera.data.sources import Reject, StoredImages, split_indices
 from tessera.data.survey import Seen, survey
@@ -55,24 +56,35 @@ class _MeshRoot(Config):
     data: MeshDataConfig = MeshDataConfig()
 
 
+class _ClipRoot(Config):
+    data: VideoDataConfig = VideoDataConfig()
+
+
 def check_folder(
     path: Path | str, *, kind: str | None = None, sets: Sequence[str] = (), progress: Progress | None = None
 ) -> Report:
     """Reads every file with a thread a core. `progress(done, total)` is called from this thread after each. Without a kind it is
     the one of most files; `sets` are options of the data section, as on the command line."""
-    if kind not in (None, "images", "meshes"):
-        raise UserError(f"kind {kind!r}: expected images or meshes")
+    if kind not in (None, "images", "clips", "meshes"):
+        raise UserError(f"kind {kind!r}: expected images, clips or meshes")
     contents = list_folder(Path(path).absolute())
-    if (kind or main_kind(contents)) == "meshes":
+    kind = kind or main_kind(contents)
+    if kind == "clips":
+        clips = build(_ClipRoot, [parse_sets(sets)]).data
+        return check_clips(open_clips(contents, clips), clips, str(path), progress)
+    if kind == "meshes":
         config = build(_MeshRoot, [parse_sets(sets)]).data
         return check_meshes(open_meshes(contents, config), config, str(path), progress)
     options = build(_ImageRoot, [parse_sets(sets)]).data
     return check_images(open_images(contents, options), options, str(path), progress)
 
 
-def main_kind(contents: Contents) -> Literal["images", "meshes"]:
-    """Packs of meshes bring textures along; folders of pictures hardly ever bring meshes."""
-    return "meshes" if len(contents.meshes) > len(contents.samples) + len(contents.shards) + len(contents.arrays) else "images"
+def main_kind(contents: Contents) -> Literal["images", "clips", "meshes"]:
+    """What most files are. Packs of meshes bring textures along; folders of pictures hardly ever bring meshes."""
+    pictures = len(contents.samples) + len(contents.videos)
+    if len(contents.meshes) > pictures + len(contents.shards) + len(contents.arrays):
+        return "meshes"
+    return "clips" if mostly_clips(contents) else "images"
 
 
 def check_images(source: StoredImages, config: ImageDataConfig, path: str, progress: Progress | None = None) -> ImageReport:

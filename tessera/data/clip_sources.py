@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,8 +27,10 @@ from tessera.data.kinds import CLIPS, IMAGES
 from tessera.data.sources import DatasetSource, Reading, Source, Stored, StringTable, entry, index_of
 from tessera.data.unread import note_beside_clips
 from tessera.media.clip_facts import PAUSE, AvMissing, ClipFacts, Look, UnreadableClip
-from tessera.media.clips import Clip, Frames, Pick, read_clip, read_facts
-from tessera.media.images import WHITE, Channels, Colour
+from tessera.media.clips import Clip, Frames, Inspection, Pick, inspect_clip, read_clip, read_facts
+from tessera.media.images import WHITE, Channels, Colour, Pixels, with_channels
+
+See = Callable[[int, Pixels], None]  # place and picture, as RGB
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _NEVER_ANIMATED = (".jpg", ".jpeg", ".bmp")
@@ -43,8 +45,8 @@ class StoredClip(Protocol):
     def read(self, pick: Pick) -> Clip:
         """The frames that are picked, by rising numbers, each once; raises `UnreadableClip`."""
 
-    def inspect(self) -> ClipFacts:
-        """Decodes all of it; raises `UnreadableClip`."""
+    def inspect(self, see: See) -> Inspection:
+        """Decodes all of it, frame by frame; raises `UnreadableClip`."""
 
     def is_single(self) -> bool:
         """Whether it is one picture; not where it cannot be read."""
@@ -67,10 +69,8 @@ class ClipFile:
         look = self.look
         return read_clip(self.path, pick, channels=look.channels, background=look.background, min_side=look.min_side)
 
-    def inspect(self) -> ClipFacts:
-        facts = self.facts()
-        read_clip(self.path, lambda facts: range(facts.num_frames), min_side=16, facts=facts)
-        return facts
+    def inspect(self, see: See) -> Inspection:
+        return inspect_clip(self.path, see)
 
     def is_single(self) -> bool:
         suffix = self.path.suffix.lower()
@@ -111,10 +111,10 @@ class ClipArray:
             raise UnreadableClip(self.name, f"damaged: {error}") from error
         return Clip(np.stack(frames), self.fps)
 
-    def inspect(self) -> ClipFacts:
-        for frame in self.frames:
-            frame.max()  # reads it
-        return self.facts()
+    def inspect(self, see: See) -> Inspection:
+        for place, frame in enumerate(self.frames):
+            see(place, with_channels(np.array(frame), channels=3))
+        return Inspection(self.facts(), ())
 
     def is_single(self) -> bool:
         return len(self.frames) == 1
@@ -231,10 +231,11 @@ def holds_stacks(contents: Contents) -> bool:
     """Whether there are only arrays, none of them a single clip; or it is one file."""
     if contents.samples or contents.videos or not contents.arrays:
         return False
-    return contents.root.is_file() or not any(_num_axes(contents.root / file) == 4 for file in contents.arrays)
+    return contents.root.is_file() or not any(num_axes(contents.root / file) == 4 for file in contents.arrays)
 
 
-def _num_axes(path: Path) -> int:
+def num_axes(path: Path) -> int:
+    """Of an array, by its header; 0 where that is damaged."""
     try:
         return map_array(path).ndim
     except Exception:  # a damaged header leaks what parsing it may raise; it is a reject later

@@ -16,7 +16,7 @@ from typing import TypeVar
 from tessera.data.clip_sources import StoredClip, StoredClips
 from tessera.data.duplicates import Fingerprint, fingerprint, near_sequences
 from tessera.media.clip_facts import ClipFacts, UnreadableClip
-from tessera.media.images import with_channels
+from tessera.media.images import Pixels, with_channels
 
 T = TypeVar("T")
 _CHUNK = 64  # clips in flight
@@ -27,6 +27,7 @@ class SeenClip:
     """What is kept of a clip."""
 
     facts: ClipFacts
+    odd: tuple[str, ...]  # what is strange about it
     digest: bytes
     prints: tuple[Fingerprint, ...]  # of its first, middle and last frame
 
@@ -44,14 +45,23 @@ def near_clips(source: StoredClips) -> list[list[int]]:
 
 
 def _examine(clip: StoredClip) -> SeenClip:
-    return SeenClip(clip.inspect(), clip.digest(), _prints(clip))
+    wanted = _three(clip.facts())
+    seen: dict[int, Fingerprint] = {}
+
+    def see(place: int, picture: Pixels) -> None:
+        if place in wanted:
+            seen[place] = fingerprint(picture)
+
+    inspected = clip.inspect(see)
+    return SeenClip(inspected.facts, inspected.odd, clip.digest(), tuple(seen[place] for place in wanted))
 
 
 def _prints(clip: StoredClip) -> tuple[Fingerprint, ...]:
-    def pick(facts: ClipFacts) -> list[int]:
-        return [0, (facts.num_frames - 1) // 2, facts.num_frames - 1]
+    return tuple(fingerprint(with_channels(picture, channels=3)) for picture in clip.read(_three).frames)
 
-    return tuple(fingerprint(with_channels(picture, channels=3)) for picture in clip.read(pick).frames)
+
+def _three(facts: ClipFacts) -> list[int]:
+    return [0, (facts.num_frames - 1) // 2, facts.num_frames - 1]
 
 
 def _each(source: StoredClips, look: Callable[[StoredClip], T]) -> Iterator[T | UnreadableClip]:

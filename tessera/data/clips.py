@@ -15,17 +15,18 @@ from torch.utils.data import Dataset
 
 from tessera.batches import VideoBatch
 from tessera.config import UserError, VideoDataConfig
-from tessera.data.clip_sources import StoredClip, single_pictures
+from tessera.data.clip_sources import StoredClip
 from tessera.data.draws import drawn_caption, mirrors, view_draws
-from tessera.data.loader import Feed, SampleLoader, Samples, frame
-from tessera.data.order import Cut, Indices, Mixture, Order
+from tessera.data.loader import Feed, SampleLoader, frame
+from tessera.data.mixing import MixedSamples
+from tessera.data.order import Cut, Indices
+from tessera.data.prepare import Viewed
 from tessera.data.sources import Source, captions_of, split_indices
 from tessera.media.clips import ClipFacts, Frames, UnreadableClip
-from tessera.media.images import Colour, Pixels, resize, with_channels
-from tessera.randomness import mix, mix_text
+from tessera.media.framing import frames_from, letterbox, room_from
+from tessera.randomness import mix
 
-_STILLS = mix_text("stills")  # keeps the order of pictures apart from that of clips
-_SLACK = 1e-6  # of a frame: times in files are rounded
+_LOOKED_AT = 64  # samples
 
 # --- which frames
 
@@ -34,26 +35,25 @@ def pick_frames(facts: ClipFacts, config: VideoDataConfig, draw: int | None) -> 
     """At most `config.frames` stored frames, in order: every `stride`-th, or at `fps` those of the nearest times, where one may
     come several times. A window of a longer clip starts at any frame where it still fits, as the draw says; without a draw at the
     middle one of these, or at the first frame. A clip of one frame is a picture, however long it is shown."""
-    if facts.num_frames == 1:
-        return [0]
-    starts = np.arange(facts.num_frames)
-    times = np.asarray(facts.times, np.float64)
-    if config.fps is None:
-        room = (facts.num_frames - 1 - starts) // config.stride + 1  # frames from each start on
-    else:
-        room = np.maximum(1, np.ceil((facts.duration - (times - times[0])) * config.fps - _SLACK).astype(np.int64))
+    room = room_from(facts, config.fps, config.stride)
     count = min(config.frames, int(room[0]))
     last = int(np.flatnonzero(room >= count)[-1])  # the last start with room for them
     start = 0 if config.start == "first" else last // 2 if draw is None else mix(draw, 6) % (last + 1)
-    if config.fps is None:
-        return list(range(start, start + count * config.stride, config.stride))
-    return nearest_frames(times, times[start] + np.arange(count) / config.fps, _SLACK / config.fps)
+    return frames_from(facts, start, count, config.fps, config.stride)
 
 
-def nearest_frames(times: npt.NDArray[np.float64], wanted: npt.NDArray[np.float64], slack: float) -> list[int]:
-    """Of each wanted time the nearest of rising times; halfway between two, and up to `slack` behind it, the earlier."""
-    middles = (times[:-1] + times[1:]) / 2
-    return np.searchsorted(middles, wanted - slack, side="left").tolist()
+def frame_rate(source: Source, config: VideoDataConfig) -> float | None:
+    """Frames a second of what is picked: the config's, or those of the first clip that moves; None where nothing does."""
+    if config.fps is not None:
+        return config.fps
+    for index in range(min(len(source), _LOOKED_AT)):
+        try:
+            facts = source.read(index).facts()
+        except (UnreadableClip, UserError, OSError):
+            continue
+        if facts.num_frames > 1:
+            return round(float(facts.fps) / config.stride, 3)
+    return None
 
 
 def single_frame(facts: ClipFacts, draw: int) -> list[int]:
@@ -70,18 +70,6 @@ def framed(frames: Frames, config: VideoDataConfig, captions: Sequence[str], dra
         return np.stack([frame(picture, config, captions, draw) for picture in frames])
     boxed = np.stack([letterbox(picture, config.resolution, config.background) for picture in frames])
     return boxed[:, :, ::-1] if mirrors(config.flip, captions, draw) else boxed
-
-
-def letterbox(picture: Pixels, resolution: int, background: Colour) -> Pixels:
-    """A square that holds the whole picture, its longer side from edge to edge, with bars of the background."""
-    height, width, channels = picture.shape
-    longest = max(height, width)
-    height, width = (max(1, round(side * resolution / longest)) for side in (height, width))
-    colour = with_channels(np.array([[background]], np.uint8), channels=channels)
-    square = np.tile(colour, (resolution, resolution, 1))
-    top, left = (resolution - height) // 2, (resolution - width) // 2
-    square[top : top + height, left : left + width] = resize(picture, height, width)
-    return square
 
 
 def cut_clip(clip: StoredClip, pick: Callable[[ClipFacts], list[int]], cut: Callable[[Frames], Frames]) -> Frames:
@@ -155,35 +143,16 @@ def collate_clips(items: Sequence[ClipItem], num_frames: int) -> VideoBatch:
     )
 
 
-class PreparedClips(Samples[ClipItem]):
-    """Clips, read and cut. With `image_share` that share of the positions are single pictures: picture files in an order of their
-    own, the other positions clips in theirs; or, where there are no picture files, any frame of the position's clip."""
+class PreparedClips(MixedSamples[ClipItem]):
+    """Clips, read and cut; of a position that is a picture any one frame."""
 
     def __init__(self, source: Source, config: VideoDataConfig, indices: Indices, seed: int) -> None:
-        super().__init__(source, indices, seed)
+        super().__init__(source, indices, seed, config.image_share)
         self.config = config
-        self.mixture = None if config.image_share is None else Mixture.of(config.image_share)
-        is_single = np.zeros(len(indices), np.bool_) if self.mixture is None else single_pictures(source, indices)
-        self.clips, self.stills = indices[~is_single], indices[is_single]
-        if len(indices) and not len(self.clips):
-            raise UserError(
-                f"data.image_share={config.image_share:g} mixes pictures with clips, and all {len(indices):,} training samples "
-                "are single pictures; leave it out, or add clips"
-            )
-        self.clip_order, self.still_order = Order(len(self.clips), seed), Order(len(self.stills), mix(seed, _STILLS))
-
-    def __getitem__(self, position: int) -> ClipItem:
-        """The clip or picture of a position."""
-        if self.mixture is None or not len(self.stills):
-            return super().__getitem__(position)
-        is_picture, place = self.mixture.locate(position)
-        pool, order = (self.stills, self.still_order) if is_picture else (self.clips, self.clip_order)
-        return self.taken(pool, *order.locate(place), position)
 
     def item(self, index: int, position: int, draw: int | None) -> ClipItem:
-        """One clip; validation sees all samples as they are."""
-        single = self.mixture is not None and not len(self.stills) and self.mixture.locate(position)[0]
-        return prepare_clip(self.source, self.config, index, position, draw, single=single)
+        """One clip."""
+        return prepare_clip(self.source, self.config, index, position, draw, single=self.single(position, draw))
 
 
 class ClipLoader(SampleLoader[ClipItem, VideoBatch]):
@@ -211,33 +180,23 @@ class ClipLoader(SampleLoader[ClipItem, VideoBatch]):
 # --- views, for the token cache
 
 
-@dataclass(frozen=True, slots=True)
-class ViewedClip:
-    """All views of one clip."""
-
-    key: str
-    pictures: Frames  # views t h w c; behind a view's end its last frame again
-    lengths: npt.NDArray[np.int64]  # views: the frames that belong to each
-    fault: str
-
-
-class ClipViews(Dataset[ViewedClip]):
+class ClipViews(Dataset[Viewed]):
     """Sample -> its views: the first is the middle of clip and frames (or the beginning), as in validation; the others are drawn
     by seed, view and key."""
 
     def __init__(self, source: Source, config: VideoDataConfig, views: int, seed: int) -> None:
         self.source, self.config, self.views, self.seed = source, config, views, seed
 
-    def __getitem__(self, index: int) -> ViewedClip:
+    def __getitem__(self, index: int) -> Viewed:
         """Windows that share many frames are read at once."""
         key, captions = self.source.key(index), captions_of(self.source, index)
         try:
             cut = list(self._views(self.source.read(index), captions, view_draws(key, self.views, self.seed)))
         except (UnreadableClip, UserError, OSError) as error:
             blank = np.stack([filled(_blank(self.config), self.config.frames)] * self.views)
-            return ViewedClip(key, blank, np.ones(self.views, np.int64), _fault(key, error))
+            return Viewed(key, blank, _fault(key, error), np.ones(self.views, np.int64))
         pictures = np.stack([filled(frames, self.config.frames) for frames in cut])
-        return ViewedClip(key, pictures, np.array([len(frames) for frames in cut], np.int64), "")
+        return Viewed(key, pictures, "", np.array([len(frames) for frames in cut], np.int64))
 
     def _views(self, clip: StoredClip, captions: Sequence[str], draws: Sequence[int | None]) -> Iterator[Frames]:
         facts = clip.facts()

@@ -2,6 +2,7 @@
 
     RUN/cache/tokens-64-1f2e3d4c5b6a/
       00000.npy  00001.npy ...     samples x views x grid, in the smallest integer type that holds the vocabulary
+      00000.lengths.npy ...        of clips: samples x views, how many steps of the grid's first axis belong to each
       00000.json ...               what could not be read: sample -> reason
       manifest.json                written last: a cache without one is not finished, and is gone on with
 
@@ -17,6 +18,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from tessera.batches import from_uint8
-from tessera.config import ImageDataConfig, UserError
+from tessera.config import ImageDataConfig, UserError, VideoDataConfig
 from tessera.data.captions import names_side
+from tessera.data.draws import view_draws
 from tessera.data.loader import Feed, end_workers, frame, make_dataloader
 from tessera.data.sources import Source, Stored, StoredImages, captions_of
 from tessera.files import sync_folder, write_json
@@ -37,8 +40,7 @@ from tessera.randomness import mix, mix_text
 
 FORMAT = 1
 SHARD_SAMPLES = 1024
-CHUNK_PICTURES = 64  # go through the tokenizer at once
-_VIEW = mix_text("view")
+CHUNK_PICTURES, CHUNK_CLIPS = 64, 16  # go through the tokenizer at once
 
 Ids = npt.NDArray[Any]
 
@@ -51,12 +53,14 @@ class TokenPlan:
     vocab_size: int
     resolution: int
     views: int
+    time_stride: int = 0  # of clips: frames a step of the grid's first axis, the first one of a single frame; 0: pictures
 
     @classmethod
-    def of(cls, config: ImageDataConfig, tokenizer: str, vocab_size: int, resolution: int) -> TokenPlan:
-        """Without random crops and mirror images all views of a sample would be the same one."""
-        varied = config.crop == "random" or bool(config.flip)
-        return cls(tokenizer, vocab_size, resolution, config.views if varied else 1)
+    def of(cls, config: ImageDataConfig, tokenizer: str, vocab_size: int, resolution: int, time_stride: int = 0) -> TokenPlan:
+        """Without random crops, mirror images and windows of clips all views of a sample would be the same one."""
+        windows = isinstance(config, VideoDataConfig) and config.start == "random"
+        varied = config.crop == "random" or bool(config.flip) or windows
+        return cls(tokenizer, vocab_size, resolution, config.views if varied else 1, time_stride)
 
     @property
     def dtype(self) -> type[np.unsignedinteger[Any]]:
@@ -71,6 +75,7 @@ def cache_folder(feed: Feed, plan: TokenPlan) -> Path:
         FORMAT, plan.tokenizer, plan.vocab_size, plan.resolution, plan.views, data.channels, data.background,
         stamp(feed.source, sided=plan.views > 1 and data.flip is True),
         *((data.crop, data.zoom, data.flip, feed.seed) if plan.views > 1 else ()),
+        *((plan.time_stride, data.frames, data.fps, data.stride, data.start, data.fit) if plan.time_stride else ()),
     ]  # fmt: skip
     return feed.caches / f"tokens-{plan.resolution}-{mix_text(json.dumps(facts)):016x}"
 
@@ -88,10 +93,15 @@ def stamp(source: Source, *, sided: bool = False) -> str:
 # --- writing
 
 
-def write_tokens(feed: Feed, plan: TokenPlan, encode: Callable[[Tensor], Tensor]) -> Path:
-    """Makes what is missing of a cache. `encode` takes pictures b c h w in [-1, 1] on the device, and returns ids b ..."""
+def write_tokens(feed: Feed, plan: TokenPlan, encode: Callable[[Tensor], Tensor], views: Dataset[Viewed] | None = None) -> Path:
+    """Makes what is missing of a cache. `encode` takes pictures b c h w in [-1, 1] on the device, or clips b c t h w, and returns
+    ids b ...; `views` are those of clips."""
     folder = cache_folder(feed, plan)
-    shards = [shard for shard in range(num_shards(len(feed.source))) if not shard_path(folder, shard).exists()]
+    shards = [
+        shard
+        for shard in range(num_shards(len(feed.source)))
+        if not all(path.exists() for path in shard_files(folder, shard, plan))
+    ]
     if not shards and (folder / "manifest.json").is_file():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -99,11 +109,11 @@ def write_tokens(feed: Feed, plan: TokenPlan, encode: Callable[[Tensor], Tensor]
     mine = shards[feed.cut.rank :: feed.cut.world_size]
     feed.say(f"cache: {len(feed.source):,} samples to tokens, {plan.views} views each, in {folder}")
     started, done = time.monotonic(), 0
-    for shard, ids, faults in encode_shards(feed, plan, encode, mine):
-        write_shard(folder, shard, ids.astype(plan.dtype), faults)
-        done += len(ids)
+    for shard, made in encode_shards(feed, plan, encode, views or picture_views(feed, plan), mine):
+        write_shard(folder, shard, made, plan)
+        done += len(made.ids)
         speed = done * plan.views / max(time.monotonic() - started, 1e-9)
-        feed.show(f"cache: {done:,} samples of this rank  {speed:,.0f} pictures/s")
+        feed.show(f"cache: {done:,} samples of this rank  {speed:,.0f} {'clips' if plan.time_stride else 'pictures'}/s")
     feed.wait()
     if feed.cut.rank == 0:
         for key, fault in finish(folder, plan, len(feed.source)).items():
@@ -127,45 +137,75 @@ def shard_path(folder: Path, shard: int) -> Path:
     return folder / f"{shard:05d}.npy"
 
 
+@dataclass(frozen=True, slots=True)
+class Viewed:
+    """All views of one sample."""
+
+    key: str
+    pictures: npt.NDArray[np.uint8]  # views h w c; of a clip views t h w c
+    fault: str
+    lengths: npt.NDArray[np.int64] | None = None  # of a clip: views, the frames that belong to each
+
+
+@dataclass(slots=True)
+class Encoded:
+    """What goes into one shard."""
+
+    ids: Ids  # n views ...
+    lengths: npt.NDArray[np.int64]  # n views, frames; without clips 0
+    faults: dict[str, str]  # what could not be read: key -> reason
+
+    @classmethod
+    def of(cls, ids: Ids, viewed: Sequence[Viewed]) -> Encoded:
+        """Of ids n * views ..."""
+        num_views = len(viewed[0].pictures)
+        none = np.zeros(num_views, np.int64)
+        return cls(
+            ids.reshape(len(viewed), num_views, *ids.shape[1:]),
+            np.stack([none if item.lengths is None else item.lengths for item in viewed]),
+            {item.key: item.fault for item in viewed if item.fault},
+        )
+
+    def joined(self, other: Encoded) -> Encoded:
+        """Both, one after the other."""
+        ids, lengths = np.concatenate([self.ids, other.ids]), np.concatenate([self.lengths, other.lengths])
+        return Encoded(ids, lengths, self.faults | other.faults)
+
+
+def lengths_path(folder: Path, shard: int) -> Path:
+    """How far the clips of one shard reach."""
+    return folder / f"{shard:05d}.lengths.npy"
+
+
+def shard_files(folder: Path, shard: int, plan: TokenPlan) -> list[Path]:
+    """All arrays of one shard."""
+    return [shard_path(folder, shard), *([lengths_path(folder, shard)] if plan.time_stride else [])]
+
+
 def encode_shards(
-    feed: Feed, plan: TokenPlan, encode: Callable[[Tensor], Tensor], shards: Sequence[int]
-) -> Iterator[tuple[int, Ids, dict[str, str]]]:
-    """Of each shard its ids, n views ..., and the faults of what could not be read. One stream of workers serves all shards."""
-    per_batch = max(1, CHUNK_PICTURES // plan.views)
+    feed: Feed, plan: TokenPlan, encode: Callable[[Tensor], Tensor], views: Dataset[Viewed], shards: Sequence[int]
+) -> Iterator[tuple[int, Encoded]]:
+    """The content of each shard. One stream of workers serves all of them."""
+    per_batch = max(1, (CHUNK_CLIPS if plan.time_stride else CHUNK_PICTURES) // plan.views)
     batches = [
         (shard, samples[start : start + per_batch])
         for shard in shards
         for samples in [shard_samples(shard, len(feed.source))]
         for start in range(0, len(samples), per_batch)
     ]
-    large = round(plan.resolution * feed.config.zoom)
-    source = feed.source.reading_at(large) if isinstance(feed.source, StoredImages) else feed.source
-    config = feed.config.model_copy(update={"resolution": plan.resolution})
-    views, order = Views(source, config, plan.views, feed.seed), [list(samples) for _, samples in batches]
-    stream = iter(make_dataloader(views, order, list, config, feed.device))
-    made: list[Ids] = []
-    faults: dict[str, str] = {}
+    order = [list(samples) for _, samples in batches]
+    stream = iter(make_dataloader(views, order, list, feed.config, feed.device))
+    made: list[Encoded] = []
     try:
         for (shard, samples), viewed in zip(batches, stream, strict=True):
             feed.check()
             pictures = torch.from_numpy(np.concatenate([item.pictures for item in viewed])).to(feed.device)
-            ids = encode(from_uint8(pictures.permute(0, 3, 1, 2))).cpu().numpy()
-            made.append(ids.reshape(len(viewed), plan.views, *ids.shape[1:]))
-            faults |= {item.key: item.fault for item in viewed if item.fault}
+            made.append(Encoded.of(encode(from_uint8(pictures.movedim(-1, 1))).cpu().numpy(), viewed))
             if samples.stop == shard_samples(shard, len(feed.source)).stop:
-                yield shard, np.concatenate(made), faults
-                made, faults = [], {}
+                yield shard, reduce(Encoded.joined, made)
+                made = []
     finally:
         end_workers(stream)
-
-
-@dataclass(frozen=True, slots=True)
-class Viewed:
-    """All views of one sample."""
-
-    key: str
-    pictures: npt.NDArray[np.uint8]  # views h w c
-    fault: str
 
 
 class Views(Dataset[Viewed]):
@@ -177,22 +217,37 @@ class Views(Dataset[Viewed]):
     def __getitem__(self, index: int) -> Viewed:
         """The file is read once."""
         key, captions = self.source.key(index), captions_of(self.source, index)
-        draws = (mix(self.seed, _VIEW, view, mix_text(key)) for view in range(1, self.views))
         try:
             image = self.source.read(index)
         except (UnreadableImage, UserError, OSError) as error:
             blank = np.zeros((self.views, self.config.resolution, self.config.resolution, self.config.channels), np.uint8)
             return Viewed(key, blank, str(error))
-        return Viewed(key, np.stack([frame(image, self.config, captions, draw) for draw in (None, *draws)]), "")
+        draws = view_draws(key, self.views, self.seed)
+        return Viewed(key, np.stack([frame(image, self.config, captions, draw) for draw in draws]), "")
 
 
-def write_shard(folder: Path, shard: int, ids: Ids, faults: dict[str, str]) -> None:
-    """Faults first: where the ids are, both are."""
+def picture_views(feed: Feed, plan: TokenPlan) -> Views:
+    """Of pictures at the plan's resolution."""
+    large = round(plan.resolution * feed.config.zoom)
+    source = feed.source.reading_at(large) if isinstance(feed.source, StoredImages) else feed.source
+    return Views(source, feed.config.model_copy(update={"resolution": plan.resolution}), plan.views, feed.seed)
+
+
+def write_shard(folder: Path, shard: int, made: Encoded, plan: TokenPlan) -> None:
+    """The ids last: where they are, all is."""
     path = shard_path(folder, shard)
+    write_json(path.with_suffix(".json"), made.faults)
+    if plan.time_stride:
+        steps = 1 + -(-(made.lengths - 1) // plan.time_stride)
+        write_array(lengths_path(folder, shard), steps.astype(np.uint16))
+    write_array(path, made.ids.astype(plan.dtype))
+
+
+def write_array(path: Path, array: Ids) -> None:
+    """Whole, or not at all."""
     temporary = path.with_suffix(f".tmp-{os.getpid()}")
-    write_json(path.with_suffix(".json"), faults)
     with temporary.open("wb") as file:
-        np.save(file, ids)
+        np.save(file, array)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
@@ -207,6 +262,7 @@ def finish(folder: Path, plan: TokenPlan, num_samples: int) -> dict[str, str]:
     facts = {
         "format": FORMAT, "tokenizer": plan.tokenizer, "vocab_size": plan.vocab_size, "resolution": plan.resolution,
         "views": plan.views, "num_samples": num_samples, "grid": grid, "faults": faults,
+        **({"time_stride": plan.time_stride} if plan.time_stride else {}),
     }  # fmt: skip
     temporary = folder / f"manifest.tmp-{os.getpid()}"
     write_json(temporary, facts)
@@ -227,13 +283,15 @@ class TokenCache:
             facts = json.loads((folder / "manifest.json").read_text(encoding="utf8"))
             self.num_samples, self.views, self.grid = int(facts["num_samples"]), int(facts["views"]), tuple(facts["grid"])
             self.faults: dict[str, str] = dict(facts["faults"])
+            self.time_stride = int(facts.get("time_stride", 0))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{folder} is no finished token cache ({error}); delete it, and it is made anew") from None
-        self._shards: dict[int, Ids] = {}
+        self._shards: dict[Path, Ids] = {}
         for shard in range(num_shards(self.num_samples)):  # their headers only; better here than in a worker
             wanted = (len(shard_samples(shard, self.num_samples)), self.views, *self.grid)
-            if (found := self._open(shard).shape) != wanted:
-                raise UserError(f"{shard_path(folder, shard)} holds {found}, expected {wanted}; delete it, and it is made anew")
+            expect(shard_path(folder, shard), wanted)
+            if self.time_stride:
+                expect(lengths_path(folder, shard), wanted[:2])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_shards": {}}
@@ -241,16 +299,33 @@ class TokenCache:
     def ids(self, index: int, view: int) -> Ids:
         """One grid."""
         shard, row = divmod(index, SHARD_SAMPLES)
-        if shard not in self._shards:
-            self._shards[shard] = self._open(shard)
-        return np.asarray(self._shards[shard][row, view])
+        return np.asarray(self._mapped(shard_path(self.folder, shard))[row, view])
 
-    def _open(self, shard: int) -> Ids:
-        path = shard_path(self.folder, shard)
-        try:
-            found = np.load(path, mmap_mode="r")
-            if not isinstance(found, np.ndarray):
-                raise ValueError("an archive")
-        except (OSError, ValueError, EOFError) as error:
-            raise UserError(f"{path} cannot be read ({error}); delete it, and it is made anew") from None
-        return found
+    def length(self, index: int, view: int) -> int | None:
+        """How many steps of the first axis belong to it; None of a picture, all of which does."""
+        if not self.time_stride:
+            return None
+        shard, row = divmod(index, SHARD_SAMPLES)
+        return int(self._mapped(lengths_path(self.folder, shard))[row, view])
+
+    def _mapped(self, path: Path) -> Ids:
+        if path not in self._shards:
+            self._shards[path] = open_array(path)
+        return self._shards[path]
+
+
+def expect(path: Path, shape: tuple[int, ...]) -> None:
+    """An array of that shape lies there."""
+    if (found := open_array(path).shape) != shape:
+        raise UserError(f"{path} holds {found}, expected {shape}; delete it, and it is made anew")
+
+
+def open_array(path: Path) -> Ids:
+    """Mapped into memory."""
+    try:
+        found = np.load(path, mmap_mode="r")
+        if not isinstance(found, np.ndarray):
+            raise ValueError("an archive")
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"{path} cannot be read ({error}); delete it, and it is made anew") from None
+    return found

@@ -37,7 +37,7 @@ class Report:
     split: Mapping[str, int]
     """Number of samples in train and validation: by folder where there are split folders, otherwise by a hash."""
     num_exact_duplicates: int
-    """Samples that equal an earlier one: pictures by their bytes, meshes by their canonical form in bins."""
+    """Samples that equal an earlier one: pictures and clips by their bytes, meshes by their canonical form in bins."""
     duplicates: tuple[tuple[str, ...], ...]
     """The first ten groups of equal ones."""
     num_near_groups: int
@@ -61,12 +61,12 @@ class Report:
             f"  split    {counts(self.split)}",
             *(f"  caption  {caption}" for caption in self.caption_examples),
         ]
-        noun = "mesh" if self.kind == "meshes" else "image"
+        noun = {"meshes": "mesh", "clips": "clip"}.get(self.kind, "image")
         if self.num_captioned < self.num_samples:
             missing = self.num_samples - self.num_captioned
             lines.append(f"  {missing:,} of {self.num_samples:,} {self.kind} have no caption ({missing / self.num_samples:.1%})")
         if self.num_captions > self.num_captioned:
-            an = "a" if noun == "mesh" else "an"
+            an = "an" if noun == "image" else "a"
             lines.append(f"  {self.num_captions:,} captions in all; where {an} {noun} has several, each epoch draws one")
         lines += self.remarks()
         lines += self._duplicate_lines()

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 
 from tessera.batches import ReadText, TokenBatch
-from tessera.config import UserError
+from tessera.config import UserError, VideoDataConfig
 from tessera.data.draws import drawn_caption
-from tessera.data.loader import Feed, SampleLoader, Samples
+from tessera.data.loader import Feed, SampleLoader
+from tessera.data.mixing import MixedSamples
 from tessera.data.order import Indices
 from tessera.data.prepare import Ids, TokenCache
 from tessera.data.sources import Source, captions_of, split_indices
@@ -28,15 +29,20 @@ class TokenItem:
     position: int
     ids: Ids
     low: Ids | None
+    length: int | None = None  # of a clip: how many steps of the first axis belong to it
     readable: bool = True
     fault: str = ""
 
 
-class CachedTokens(Samples[TokenItem]):
-    """Samples from the cache; `low` is the cache of the same samples on a coarser grid."""
+class CachedTokens(MixedSamples[TokenItem]):
+    """Samples from the cache; `low` is the cache of the same samples on a coarser grid. Of a clip in a picture's position the
+    first frame is taken."""
 
-    def __init__(self, source: Source, indices: Indices, seed: int, cache: TokenCache, low: TokenCache | None) -> None:
-        super().__init__(source, indices, seed)
+    def __init__(
+        self, source: Source, indices: Indices, seed: int, cache: TokenCache, low: TokenCache | None,
+        image_share: float | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(source, indices, seed, image_share)
         self.cache, self.low = cache, low
 
     def item(self, index: int, position: int, draw: int | None) -> TokenItem:
@@ -44,7 +50,8 @@ class CachedTokens(Samples[TokenItem]):
         view = 0 if draw is None else mix(draw, 6) % self.cache.views
         caption = drawn_caption(captions_of(self.source, index), draw)
         low = None if self.low is None else self.low.ids(index, view)
-        return TokenItem(self.source.key(index), caption, position, self.cache.ids(index, view), low)
+        ids, length = self.cache.ids(index, view), 1 if self.single(position, draw) else self.cache.length(index, view)
+        return TokenItem(self.source.key(index), caption, position, ids, low, length)
 
 
 class TokenLoader(SampleLoader[TokenItem, TokenBatch]):
@@ -62,9 +69,10 @@ class TokenLoader(SampleLoader[TokenItem, TokenBatch]):
         if unread:
             keep = np.fromiter((feed.source.key(index) not in unread for index in range(len(feed.source))), np.bool_)
             sides = (sides[0][keep[sides[0]]], sides[1][keep[sides[1]]])
+        share = feed.config.image_share if isinstance(feed.config, VideoDataConfig) else None
         super().__init__(
-            CachedTokens(feed.source, sides[0], feed.seed, cache, low), partial(collate_tokens, read_text=read_text), sides[1],
-            feed.config, feed.cut, device=feed.device, validation_samples=feed.validation_samples,
+            CachedTokens(feed.source, sides[0], feed.seed, cache, low, share), partial(collate_tokens, read_text=read_text),
+            sides[1], feed.config, feed.cut, device=feed.device, validation_samples=feed.validation_samples,
             preview_samples=feed.preview_samples,
         )  # fmt: skip
 
@@ -73,6 +81,7 @@ def collate_tokens(items: Sequence[TokenItem], read_text: ReadText) -> TokenBatc
     """One batch; ids become int64 on the device."""
     keys, captions = tuple(item.key for item in items), tuple(item.caption for item in items)
     low = None if items[0].low is None else stack([item.low for item in items if item.low is not None])
+    lengths = [item.length for item in items if item.length is not None]
     return TokenBatch(
         ids=stack([item.ids for item in items]),
         text=read_text(captions, keys),
@@ -81,6 +90,7 @@ def collate_tokens(items: Sequence[TokenItem], read_text: ReadText) -> TokenBatc
         keys=keys,
         captions=captions,
         low=low,
+        lengths=torch.tensor(lengths) if lengths else None,
     )
 
 

@@ -61,6 +61,16 @@ def animation_frames(file: ImageFile, wanted: Sequence[int], look: Look, facts: 
                 yield look.of_picture(image)
 
 
+def animation_oddities(file: ImageFile) -> list[str]:
+    """What the blocks of a file say that its facts do not."""
+    timing, odd = timing_of(file), []
+    if not timing.whole:
+        odd.append(f"the file is cut short: {len(timing.shown)} frames are whole")
+    if len(timing.shown) > 1 and max(timing.shown) == 0:
+        odd.append(f"no frame says how long it is shown; taken for {PAUSE:g} s")
+    return odd
+
+
 def timing_of(file: ImageFile) -> Timing:
     """Durations from the blocks of the file. A kind that cannot be animated has one frame."""
     try:
@@ -88,10 +98,10 @@ def _gif_timing(content: bytes) -> Timing:
             if content[at : at + 2] == b"\x21\xf9":  # graphic control: the delay of the frame that follows
                 (pause,) = struct.unpack_from("<H", content, at + 4)
             if content[at] == 0x21:
-                at = _after_blocks(content, at + 2)
+                at = after_blocks(content, at + 2)
             elif content[at] == 0x2C:
                 flags = content[at + 9]
-                at = _after_blocks(content, at + 11 + (3 << (flags & 7) + 1 if flags & 0x80 else 0))
+                at = after_blocks(content, at + 11 + (3 << (flags & 7) + 1 if flags & 0x80 else 0))
                 shown.append(pause / 100)
                 pause = 0
             else:
@@ -101,7 +111,8 @@ def _gif_timing(content: bytes) -> Timing:
     return Timing(shown, whole=True)
 
 
-def _after_blocks(content: bytes, at: int) -> int:
+def after_blocks(content: bytes, at: int) -> int:
+    """Where the data blocks of a GIF that start at a place have ended."""
     while size := content[at]:
         at += 1 + size
     return at + 1

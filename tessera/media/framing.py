@@ -8,19 +8,26 @@ import numpy.typing as npt
 from tessera.media.clips import ClipFacts
 from tessera.media.images import Colour, Pixels, resize, with_channels
 
-SLACK = 1e-6  # of a frame: times in files are rounded
+_SLACK = 1e-6  # of a frame: times in files are rounded
 
 
-def every_frame(facts: ClipFacts, fps: float | None, stride: int, most: int | None = None) -> list[int]:
-    """All stored frames, or every `stride`-th; with `fps` those of the nearest times, where one may come several times. Not more
-    than `most`. A clip of one frame is a picture, however long it is shown."""
+def room_from(facts: ClipFacts, fps: float | None, stride: int) -> npt.NDArray[np.int64]:
+    """t: how many frames there are from each stored one on, at `fps` or every `stride`-th. A clip of one frame is a picture,
+    however long it is shown."""
     if facts.num_frames == 1:
-        return [0]
+        return np.ones(1, np.int64)
     if fps is None:
-        return list(range(0, facts.num_frames, stride))[:most]
-    count = max(1, int(np.ceil(facts.duration * fps - SLACK)))
-    wanted = facts.times[0] + np.arange(count if most is None else min(count, most)) / fps
-    return nearest_frames(facts.times, wanted, SLACK / fps)
+        return np.arange(facts.num_frames - 1, -1, -1) // stride + 1
+    left = facts.duration - (facts.times - facts.times[0])
+    return np.maximum(1, np.ceil(left * fps - _SLACK).astype(np.int64))
+
+
+def frames_from(facts: ClipFacts, start: int, count: int, fps: float | None, stride: int) -> list[int]:
+    """So many from a stored frame on: every `stride`-th, or at `fps` those of the nearest times, where one may come several
+    times."""
+    if fps is None:
+        return list(range(start, start + count * stride, stride))
+    return nearest_frames(facts.times, facts.times[start] + np.arange(count) / fps, _SLACK / fps)
 
 
 def nearest_frames(times: npt.NDArray[np.float64], wanted: npt.NDArray[np.float64], slack: float) -> list[int]:

@@ -36,9 +36,7 @@ class VideoIndex:
     pts: tuple[int, ...]  # of every frame, rising
     keys: tuple[int, ...]  # places in `pts` where decoding may start, rising
     counted: bool  # no usable times in the packets: frames are told apart by their order, decoding starts at the first
-    announced: int  # frames that the header announces, 0 where it does not
-    damage: str  # what stopped the reading of packets, empty where nothing did
-    square: bool  # whether pixels are
+    odd: tuple[str, ...]  # what `inspect_clip` tells besides
 
 
 def container_of(head: bytes) -> str | None:
@@ -71,38 +69,43 @@ def _stored_index(path: str, size: int, changed: int) -> VideoIndex:
     return _index(Path(path))
 
 
-def video_frames(file: ImageFile, wanted: Sequence[int], look: Look, facts: ClipFacts) -> Iterator[Pixels]:
-    """The wanted frames, rising, each once. One that does not decode, or not without damage, raises `UnreadableClip`."""
+def video_frames(
+    file: ImageFile, wanted: Sequence[int], look: Look, facts: ClipFacts, sizes: set[tuple[int, int]] | None = None
+) -> Iterator[Pixels]:
+    """The wanted frames, rising, each once. One that does not decode, or not without damage, raises `UnreadableClip`. `sizes`
+    takes up the width and height of every one as it is stored."""
     index = video_index(file)
     for place, frame in decoded(file, index, wanted):
         if frame.is_corrupt:
             raise UnreadableClip(name_of(file), f"frame {place} of {len(index.pts)} is damaged")
-        yield look.of_array(pixels_of(frame, index.facts))
+        if sizes is not None:
+            sizes.add((frame.width, frame.height))
+        yield look.of_array(pixels_of(frame, facts))
 
 
 def decoded(file: ImageFile, index: VideoIndex, wanted: Sequence[int]) -> Iterator[tuple[int, Any]]:
     """(place, PyAV's frame) of every wanted one."""
-    with _opened(file) as (container, stream):
+    with _opened(file) as source:
         places = {pts: place for place, pts in enumerate(index.pts)}
-        frames, at, jumped = _counted(container, stream, places, index.counted), -1, False
+
+        def placed() -> Iterator[tuple[int, Any]]:
+            for order, frame in enumerate(source.frames()):
+                yield (order if index.counted else places.get(frame.pts, -1)), frame
+
+        frames, at, jumped = placed(), -1, False
         for want in wanted:
             key = 0 if index.counted else index.keys[max(bisect_right(index.keys, want) - 1, 0)]
             if key > at + 1:
-                container.seek(index.pts[key], stream=stream)
-                frames, jumped = _counted(container, stream, places, index.counted), True
-            at, frame = next(((place, frame) for place, frame in frames if place >= want), (-1, None))
+                source.seek(index.pts[key])
+                frames, jumped = placed(), True
+            at, frame = next((found for found in frames if found[0] >= want), (-1, None))
             if at != want and jumped:  # the container's own index misled us
-                container.seek(index.pts[0], stream=stream)
-                frames, jumped = _counted(container, stream, places, index.counted), False
-                at, frame = next(((place, frame) for place, frame in frames if place >= want), (-1, None))
+                source.seek(index.pts[0])
+                frames, jumped = placed(), False
+                at, frame = next((found for found in frames if found[0] >= want), (-1, None))
             if at != want:
                 raise UnreadableClip(name_of(file), f"frame {want} of {len(index.pts)} does not decode")
             yield at, frame
-
-
-def _counted(container: Any, stream: Any, places: dict[int, int], counted: bool) -> Iterator[tuple[int, Any]]:
-    for place, frame in enumerate(container.decode(stream)):
-        yield (place if counted else places.get(frame.pts, -1)), frame
 
 
 def pixels_of(frame: Any, facts: ClipFacts) -> Pixels:
@@ -113,15 +116,8 @@ def pixels_of(frame: Any, facts: ClipFacts) -> Pixels:
 
 
 def _index(file: ImageFile) -> VideoIndex:
-    with _opened(file) as (container, stream):
-        damage, packets = "", []
-        try:
-            for packet in container.demux(stream):
-                if packet.size and not packet.is_corrupt and not packet.is_discard and _shows(stream, packet):
-                    packets.append((packet.pts, packet.is_keyframe, packet.duration or 0))
-        except Exception as error:
-            damage = _reason(error)
-        announced, square = stream.frames, stream.sample_aspect_ratio in (None, 0, 1)
+    with _opened(file) as source:
+        packets, odd = _packets(source.container, source.stream)
     times = [pts for pts, _, _ in packets]
     counted = None in times or len(set(times)) != len(times) or not any(key for _, key, _ in packets)
     if counted:
@@ -130,8 +126,41 @@ def _index(file: ImageFile) -> VideoIndex:
     if not packets:
         raise UnreadableClip(name_of(file), "no frame in it is whole; is it cut short?")
     pts, keys = tuple(found[0] for found in packets), tuple(place for place, found in enumerate(packets) if found[1])
-    facts = _facts(file, pts, packets[-1][2])
-    return VideoIndex(facts, pts, keys, counted, announced, damage, square)
+    missing = _missing_bytes(file)
+    if missing > 0:
+        odd.append(f"the file is cut short by {missing} bytes")
+    return VideoIndex(_facts(file, pts, packets[-1][2]), pts, keys, counted, tuple(odd))
+
+
+def _packets(container: Any, stream: Any) -> tuple[list[tuple[Any, bool, int]], list[str]]:
+    """(pts, whether decoding may start there, duration) of what will be shown; and what is odd."""
+    found, odd, num_packets = [], [], 0
+    try:
+        for packet in container.demux(stream):
+            if packet.size and not packet.is_corrupt:
+                num_packets += 1
+                if not packet.is_discard and _shows(stream, packet):
+                    found.append((packet.pts, packet.is_keyframe, packet.duration or 0))
+    except Exception as error:  # frames before it are whole
+        odd.append(f"after {len(found)} frames {_reason(error)}")
+    if num_packets < stream.frames:
+        odd.append(f"the file is cut short: {num_packets} of {stream.frames} frames are whole")
+    if stream.sample_aspect_ratio not in (None, 0, 1):
+        odd.append(f"pixels are not square ({stream.sample_aspect_ratio}) and are read as they are stored")
+    return found, odd
+
+
+def _missing_bytes(file: ImageFile) -> int:
+    """How far a file falls short of the size in its header (RIFF, the segment of Matroska); below 1 where it does not."""
+    with stream_of(file) as source:
+        head, size = source.read(HEAD), source.seek(0, os.SEEK_END)
+    if head[:4] == b"RIFF":
+        return 8 + int.from_bytes(head[4:8], "little") - size
+    at = head.find(b"\x18\x53\x80\x67")
+    if at < 0 or at + 12 > len(head) or head[at + 4] != 1:  # another container, or a size of fewer bytes
+        return 0
+    length = int.from_bytes(head[at + 5 : at + 12], "big")
+    return at + 12 + length - size if length != 2**56 - 1 else 0  # all ones: unknown, a live stream
 
 
 def _shows(stream: Any, packet: Any) -> bool:
@@ -142,9 +171,10 @@ def _shows(stream: Any, packet: Any) -> bool:
 def _decoded_times(file: ImageFile) -> list[tuple[int, bool, int]]:
     """As of the packets, by decoding all of them. Where frames have no times, one follows the other."""
     found: list[tuple[int, bool, int]] = []
-    with _opened(file) as (container, stream):
-        step = round(1 / (stream.average_rate * stream.time_base)) if stream.average_rate else 1
-        for frame in container.decode(stream):
+    with _opened(file) as source:
+        rate = source.stream.average_rate
+        step = round(1 / (rate * source.stream.time_base)) if rate else 1
+        for frame in source.frames():
             time = frame.pts if frame.pts is not None else frame.dts
             least = found[-1][0] + 1 if found else None
             if time is None or (least is not None and time < least):
@@ -154,12 +184,12 @@ def _decoded_times(file: ImageFile) -> list[tuple[int, bool, int]]:
 
 
 def _facts(file: ImageFile, pts: tuple[int, ...], last: int) -> ClipFacts:
-    with _opened(file) as (container, stream):
-        first = next(iter(container.decode(stream)), None)
+    with _opened(file) as source:
+        first = next(source.frames(), None)
         if first is None:
             raise UnreadableClip(name_of(file), "its first frame does not decode")
-        tick, rate = float(stream.time_base), stream.average_rate
-        form, codec = first.format, stream.codec_context.name
+        tick, rate = float(source.stream.time_base), source.stream.average_rate
+        form, codec = first.format, source.stream.codec_context.name
         rotation = -round(first.rotation / 90) * 90 % 360
         width, height = (first.height, first.width) if rotation in (90, 270) else (first.width, first.height)
     times: npt.NDArray[np.float64] = (np.array(pts, dtype=np.float64) - pts[0]) * tick
@@ -179,24 +209,51 @@ def _kind(file: ImageFile) -> str:
     return "avi" if head[:4] == b"RIFF" else "webm" if b"webm" in head else "mkv"
 
 
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """PyAV's container, its first video stream and what decodes it."""
+
+    container: Any
+    stream: Any
+    decoder: Any
+
+    def seek(self, pts: int) -> None:
+        self.container.seek(pts, stream=self.stream)
+        self.decoder.flush_buffers()
+
+    def frames(self) -> Iterator[Any]:
+        """From where the container stands, without the packet in which a file is cut short."""
+        for packet in self.container.demux(self.stream):
+            if not packet.is_corrupt:
+                yield from self.decoder.decode(packet if packet.size else None)
+
+
 @contextmanager
-def _opened(file: ImageFile) -> Iterator[tuple[Any, Any]]:
-    """PyAV's container and its first video stream; whatever goes wrong inside is raised as `UnreadableClip`."""
+def _opened(file: ImageFile) -> Iterator[_Source]:
+    """Whatever goes wrong inside is raised as `UnreadableClip`."""
     av = import_av(f"{name_of(file)}: a video file")
     try:
-        with stream_of(file) as source:
-            kind = container_of(source.read(HEAD))
-            source.seek(0)
-            with av.open(source, format=kind) as container:
+        with stream_of(file) as content:
+            kind = container_of(content.read(HEAD))
+            content.seek(0)
+            with av.open(content, format=kind) as container:
                 if not container.streams.video:
                     raise UnreadableClip(name_of(file), "no video in it, only sound?")
                 stream = container.streams.video[0]
-                stream.codec_context.thread_count = 1  # a loader has workers enough
-                yield container, stream
+                yield _Source(container, stream, _decoder(av, stream))
     except UnreadableClip:
         raise
     except Exception as error:  # FFmpeg's errors are of a dozen kinds
         raise UnreadableClip(name_of(file), _reason(error)) from error
+
+
+def _decoder(av: Any, stream: Any) -> Any:
+    """FFmpeg's own decoders of VP8 and VP9 pass transparency over; libvpx does not."""
+    name = {"vp8": "libvpx", "vp9": "libvpx-vp9"}.get(stream.codec_context.name, "")
+    clear = stream.metadata.get("alpha_mode") == "1" and name in av.codecs_available
+    decoder = av.CodecContext.create(name, "r") if clear else stream.codec_context
+    decoder.thread_count = 1  # a loader has workers enough
+    return decoder
 
 
 def _reason(error: Exception) -> str:

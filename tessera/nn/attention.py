@@ -109,7 +109,7 @@ class EncoderBlock(nn.Module):
         self.norm1, self.norm2 = RMSNorm(width), RMSNorm(width)
         self.attention, self.feed_forward = Attention(width, heads), FeedForward(width)
 
-    def forward(self, x: Tensor, mask: Tensor, angles: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None, angles: Tensor) -> Tensor:
         """b n d -> b n d"""
         x = x + self.attention(self.norm1(x), mask=mask, angles=angles)
         return x + self.feed_forward(self.norm2(x))

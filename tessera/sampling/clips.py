@@ -14,9 +14,10 @@ from torch import Tensor
 
 from tessera.batches import from_uint8, to_uint8
 from tessera.config import UserError, VideoDataConfig
-from tessera.media.clips import AvMissing, Clip, Frames, UnreadableClip, read_clip
-from tessera.media.framing import every_frame, letterbox
-from tessera.media.images import Pixels, fit, to_array, with_channels
+from tessera.media.clip_facts import Look
+from tessera.media.clips import AvMissing, Clip, ClipFacts, Frames, UnreadableClip, read_clip
+from tessera.media.framing import frames_from, letterbox, room_from
+from tessera.media.images import Pixels, fit
 from tessera.recipes.precision import full_precision
 from tessera.sampling.request import Request
 
@@ -32,8 +33,11 @@ def num_frames(request: Request, data: VideoDataConfig) -> int:
     return data.frames if asked is None else asked
 
 
-def given_frames(request: Request, data: VideoDataConfig, device: torch.device) -> tuple[Tensor, Tensor] | None:
-    """What a request gives of a clip: frames 1 c t h w in [-1, 1], all others black, and which ones are given, t bool."""
+def given_frames(
+    request: Request, data: VideoDataConfig, time_stride: int, device: torch.device
+) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+    """What a request gives of a clip: frames 1 c t h w in [-1, 1], all others black, and which ones are given, t bool. They reach
+    to the end of the last given latent frame, for a clip may be much longer."""
     if request.image is None and not request.keyframes:
         return None
     total = num_frames(request, data)
@@ -57,8 +61,9 @@ def given_frames(request: Request, data: VideoDataConfig, device: torch.device) 
         known[at] = one_frame(picture, data)
     if len(known) == total:
         raise UserError(f"all {total:,} frames are given, so nothing would be drawn; leave some out, or ask for more frames")
-    frames = torch.zeros(total, data.resolution, data.resolution, data.channels, dtype=torch.uint8)
-    given = torch.zeros(total, dtype=torch.bool)
+    reach = min(total, 1 + -(-max(known) // time_stride) * time_stride)
+    frames = torch.zeros(reach, data.resolution, data.resolution, data.channels, dtype=torch.uint8)
+    given = torch.zeros(reach, dtype=torch.bool)
     for at, pixels in known.items():
         frames[at], given[at] = torch.from_numpy(pixels.copy()), True
     return batch_of(frames.numpy()[None], device), given.to(device)
@@ -97,21 +102,27 @@ def one_frame(picture: Footage, data: VideoDataConfig) -> Pixels:
 def read(footage: Footage, data: VideoDataConfig, most: int | None = None) -> Clip:
     """A file, a `Clip`, a PIL image or an array, with the channels of the data. Of a file those frames are taken that training
     would take, by data.fps or data.stride; arrays and `Clip`s, such as drawn ones, stay as they are."""
-    if isinstance(footage, (str, Path)):
-        try:
-            return read_clip(
-                footage, lambda facts: every_frame(facts, data.fps, data.stride, most), channels=data.channels,
-                background=data.background, min_side=None if data.fit == "letterbox" else data.resolution,
-            )  # fmt: skip
-        except UnreadableClip as error:
-            raise UserError(f"{error}; expected a picture, a gif, an apng, a webp or a video") from None
-        except AvMissing as error:
-            raise UserError(str(error)) from None
+    look = Look(data.channels, data.background, round(data.resolution * data.zoom))
     if isinstance(footage, Image.Image):
-        return Clip(to_array(footage, channels=data.channels, background=data.background)[None], FPS)
-    fps, array = (footage.fps, footage.frames) if isinstance(footage, Clip) else (FPS, footage)
-    given = checked_frames(array)[:most]
-    return Clip(np.stack([with_channels(frame, channels=data.channels, background=data.background) for frame in given]), fps)
+        return Clip(look.of_picture(footage)[None], FPS)
+    if not isinstance(footage, (str, Path)):
+        fps, array = (footage.fps, footage.frames) if isinstance(footage, Clip) else (FPS, footage)
+        return Clip(np.stack([look.of_array(frame) for frame in checked_frames(array)[:most]]), fps)
+    try:
+        return read_clip(
+            footage, lambda facts: first_frames(facts, data, most), channels=look.channels, background=look.background,
+            min_side=look.min_side,
+        )  # fmt: skip
+    except UnreadableClip as error:
+        raise UserError(f"{error}; expected a picture, a gif, an apng, a webp or a video") from None
+    except AvMissing as error:
+        raise UserError(str(error)) from None
+
+
+def first_frames(facts: ClipFacts, data: VideoDataConfig, most: int | None) -> list[int]:
+    """All frames that the data's rate or stride takes, or the first ones."""
+    count = int(room_from(facts, data.fps, data.stride)[0])
+    return frames_from(facts, 0, count if most is None else min(count, most), data.fps, data.stride)
 
 
 def checked_frames(array: Any) -> Frames:
@@ -142,10 +153,14 @@ def encode_clips(tokenizer: Any, clips: Sequence[Frames], device: torch.device) 
 
 
 def decode_clips(tokenizer: Any, ids: Tensor, fps: float, device: torch.device) -> list[Clip]:
-    """b k h w ids -> clips of 1 + stride * (k - 1) frames."""
+    """b k h w ids -> clips of 1 + stride * (k - 1) frames. Long ones are decoded part by part."""
     made: list[Clip] = []
+    steps = max(1, CHUNK_FRAMES // tokenizer.time_stride)  # latent frames at once
     with full_precision(device):
-        for part in ids.long().split(max(1, CHUNK_FRAMES // (1 + (ids.shape[1] - 1) * tokenizer.time_stride))):
-            frames = to_uint8(tokenizer.decode(part.to(device))).permute(0, 2, 3, 4, 1).cpu().numpy()  # b t h w c
-            made += [Clip(clip, fps) for clip in frames]
+        for rows in ids.long().split(max(1, steps // ids.shape[1])):
+            memory, parts = None, []
+            for part in rows.to(device).split(steps, dim=1):
+                frames, memory = tokenizer.decode_more(part, memory)
+                parts.append(to_uint8(frames).cpu())
+            made += [Clip(clip, fps) for clip in torch.cat(parts, 2).permute(0, 2, 3, 4, 1).numpy()]  # t h w c
     return made

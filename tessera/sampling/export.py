@@ -24,6 +24,8 @@ from tessera.media.rendering import mesh_views, turntable
 from tessera.media.sheets import sheet
 from tessera.sampling.request import Request
 
+SHOWN = 17  # frames of a clip on its sheet
+
 
 @dataclass(frozen=True, slots=True)
 class Written:
@@ -70,11 +72,12 @@ def files_of(made: Image.Image | Clip | Mesh, prompt: str) -> dict[str, bytes]:
 
 
 def clip_files(clip: Clip, prompt: str) -> dict[str, bytes]:
-    """A clip of one frame is a picture, so its png is that frame itself, and no sheet."""
+    """The png has all frames of a short clip, and `SHOWN` of a longer one; one frame is a picture, so it is the png itself."""
     files = {".gif": encode_gif(clip)}
     with contextlib.suppress(AvMissing):
         files[".mp4"] = encode_mp4(clip)
-    return files | {".png": encode_png(clip.frames[0] if len(clip.frames) == 1 else frame_sheet(clip, prompt))}
+    still = clip.frames[0] if len(clip.frames) == 1 else frame_sheet([clip], [prompt], most=SHOWN)
+    return files | {".png": encode_png(still)}
 
 
 def sample_names(request: Request) -> list[str]:

@@ -4,7 +4,7 @@
     config.json                    format, recipe, stages and the complete config, without the path of the data
     manifest.json                  bytes and sha256 of config.json and of all weights, so that damage is found
     STAGE/model.safetensors        one folder a trained stage; averaged weights where there are any
-    STAGE/sample.png               the last preview of the stage
+    STAGE/sample.png               the last preview of the stage; of clips sample.gif
 
 No optimizer, no code, and only the nets that `contracts.Train.serves` names: a token critic, which `sample.order=critic` asks, is
 in; the tokenizer's critic, which training alone asks, is not.
@@ -12,7 +12,9 @@ in; the tokenizer's critic, which training alone asks, is not.
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from tessera.config import UserError
 from tessera.engine.checkpoint import write_tensors
 from tessera.files import digest, in_the_way, sync_folder, write_json, write_text
 from tessera.sampling.card import Evidence, describe_model, gather_evidence, write_card
-from tessera.sampling.stored import EXPORT_FORMAT, Stored, build_nets, open_run, our_version
+from tessera.sampling.stored import EXPORT_FORMAT, Stored, build_nets, open_run, our_version, read_run
 
 
 def export_run(run: Path | str, out: Path | str, checkpoint: str = "latest") -> Path:
@@ -45,6 +47,19 @@ def export_run(run: Path | str, out: Path | str, checkpoint: str = "latest") -> 
         shutil.rmtree(temporary, ignore_errors=True)
     sync_folder(out.parent)
     return out
+
+
+def next_command(run: Path, out: Path) -> str:
+    """What to do with an export, as one types it: draw; where no generator is in it, look at what its tokenizer keeps."""
+    if (out / "base").is_dir():
+        return f'tessera sample {shlex.quote(str(out))} "PROMPT"'
+    medium, model = read_run(run)[0].medium, f"tessera.load({json.dumps(str(out))})"
+    codes = {
+        "picture": f'import tessera; {model}.reconstruct("PICTURE")[0].save("reconstruction.png")',
+        "clip": "import tessera; from tessera.media.clip_files import encode_gif; "
+        f'open("reconstruction.gif", "wb").write(encode_gif({model}.reconstruct("CLIP")[0]))',
+    }
+    return f"python -c {shlex.quote(codes[medium])}" if medium in codes else f"tessera resume {shlex.quote(str(run))}"
 
 
 def without_places(value: Any) -> Any:

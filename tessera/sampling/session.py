@@ -110,7 +110,7 @@ class Session:
         """Prompts and seeds in chunks of one size, the last one padded: so a sample is the same whatever else is asked."""
         self.refuse_other_keys(request)
         draw, size, start, mesh = self.draw, request.options.chunk, self.start_of(request), self.mesh_of(request)
-        known = clips.given_frames(request, self.config.data, self.device) if self.recipe.medium == "clip" else None
+        known = self.given_of(request)
         made: list[Any] = []
         for first in range(0, len(rows), size):
             some = rows[first : first + size]
@@ -197,6 +197,13 @@ class Session:
         pixels = torch.from_numpy(picture.copy()).permute(2, 0, 1)[None].to(self.device).float().div(127.5).sub(1)
         return pixels, None if redraw is None else redraw.to(self.device)
 
+    def given_of(self, request: Request) -> tuple[Tensor, Tensor] | None:
+        """Frames of a clip that are given, 1 c t h w in [-1, 1], and which ones these are, t."""
+        if self.recipe.medium != "clip":
+            return None
+        tokenizer: Any = self.tokenizer
+        return clips.given_frames(request, self.config.data, tokenizer.time_stride, self.device)
+
     @torch.no_grad()  # not inference_mode: ids from there could not be used in anybody's training
     def encode(self, *pictures: clips.Footage) -> Tensor:
         """b pictures -> b h w ids on the CPU; b h w q where a place has several codes. b clips -> b t h w ids.
@@ -232,7 +239,7 @@ class Session:
                 f"ids reach from {int(ids.min())} to {int(ids.max())}; this tokenizer's are 0 to {tokenizer.vocab_size - 1}"
             )
         if moving:
-            return clips.decode_clips(tokenizer, ids, self.config.data.fps or clips.FPS, self.device)
+            return clips.decode_clips(tokenizer, ids, self.config.sample.fps or self.config.data.fps or clips.FPS, self.device)
         with full_precision(self.device):
             chunks = [to_uint8(tokenizer.decode(chunk.long().to(self.device))).cpu() for chunk in ids.split(CHUNK)]
         return [to_picture(array) for array in torch.cat(chunks).permute(0, 2, 3, 1).numpy()]

@@ -18,6 +18,7 @@ from tessera import pipeline
 from tessera.batches import Batch
 from tessera.config import build, dump_yaml, layer_of, read_yaml
 from tessera.contracts import Context, Loss, Nets, Recipe, Stage, Train
+from tessera.data.synth.digits import write_digits
 from tessera.data.synth.furniture import write_furniture
 from tessera.data.synth.shapes import write_shapes
 from tessera.engine.dist import World
@@ -60,7 +61,55 @@ QUIET_MESH = (
     "data.scale=1",
 )
 
+CLIPS = (
+    "data.resolution=16",
+    "data.frames=9",
+    "data.validation_fraction=0.2",
+    "data.start=random",
+    "data.flip=true",
+    "data.image_share=0.25",
+    "data.views=2",
+    "tokenizer.batch_size=5",
+    "tokenizer.optim={lr: 3e-3, warmup_steps: 2}",
+    "text={kind: bytes, length: 32, width: 16, depth: 1, heads: 2}",
+    "base.batch_size=5",
+    "base.model={width: 32, depth: 2, heads: 2, dropout: 0.1}",
+    "base.optim={lr: 3e-3, warmup_steps: 2}",
+    "base.critic={kind: net, model: {width: 16, depth: 1, heads: 2}}",
+    "sample={steps: 3, fps: 8, overlap: 2}",
+)
+QUIET_CLIPS = (
+    "tokenizer.critic=null",
+    "base.model={width: 32, depth: 2, heads: 2, dropout: 0}",
+    "base.loss={label_smoothing: 0, text_dropout_prob: 0, frames: null}",
+    "base.optim={lr: 1e-2, warmup_steps: 2, schedule: constant}",
+    "data.image_share=null",
+)
+
 SMALL = {
+    "phenaki": Small(
+        lambda out: write_digits(out, 40, 0, image_size=32, frames=11),
+        (
+            *CLIPS,
+            "tokenizer.model={kind: conv, widths: [16, 16, 16], blocks: [1, 1, 1], time_downsamples: 2, dropout: 0.1}",
+            "tokenizer.critic={kind: clips, widths: [8, 8], start_step: 3, warmup_steps: 1, adaptive: true, penalty: {every: 2}}",
+        ),
+        quiet=(*QUIET_CLIPS, "tokenizer.model={kind: conv, widths: [16, 16, 16], blocks: [1, 1, 1], time_downsamples: 2}"),
+    ),
+    "phenaki-cvivit": Small(
+        lambda out: write_digits(out, 40, 0, image_size=32, frames=11),
+        (
+            *CLIPS,
+            "tokenizer.model={kind: cvivit, width: 32, heads: 2, patch: 4, time_patch: 2, window: 3, spatial_depth: 1, "
+            "temporal_depth: 1, dropout: 0.1}",
+            "tokenizer.critic={kind: frames, widths: [8, 8], start_step: 3, warmup_steps: 1, lecam: {}}",
+        ),
+        quiet=(
+            *QUIET_CLIPS,
+            "tokenizer.model={kind: cvivit, width: 64, heads: 2, patch: 4, time_patch: 2, window: 3, spatial_depth: 1, "
+            "temporal_depth: 1}",
+        ),
+    ),
     "muse": Small(
         lambda out: write_shapes(out, 40, 0, image_size=32),
         (
@@ -282,7 +331,7 @@ def test_a_preview_is_a_readable_file(recipe: str, name: str, data: dict[str, Pa
         with Image.open(io.BytesIO(preview.content)) as picture:
             picture.load()
             assert picture.mode == "RGB"
-            side = config.data.resolution if recipe == "muse" else 128
+            side = 128 if recipe.startswith("meshgpt") else config.data.resolution
             assert picture.width >= 3 * side  # three samples side by side
             assert picture.height >= 2 * side  # what there is, and what the nets make of it
 

@@ -75,7 +75,7 @@ def test_every_view_is_the_picture_that_its_draw_cuts(shapes: Path, tmp_path: Pa
     cache = TokenCache(write_tokens(feed, plan_of(feed), encode))
     assert (cache.num_samples, cache.views, cache.grid, cache.faults) == (20, 3, (4, 4), {})
     for index, view in itertools.product((0, 7, 8, 19), range(3)):
-        draw = None if view == 0 else mix(feed.seed, prepare._VIEW, view, mix_text(feed.source.key(index)))
+        draw = None if view == 0 else mix(feed.seed, mix_text("view"), view, mix_text(feed.source.key(index)))
         picture = frame(feed.source.read(index), feed.config, (), draw)
         wanted = encode(torch.from_numpy(picture.copy()).permute(2, 0, 1)[None].float() / 127.5 - 1)[0]
         assert np.array_equal(cache.ids(index, view), wanted.numpy()), (index, view)

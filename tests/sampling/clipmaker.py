@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pytest
 import torch
+from PIL import Image
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -25,6 +27,8 @@ class ClipSample(Config):
 
     frames: int | None = Field(None, ge=1, le=500)
     """How many."""
+    fps: float | None = None
+    """Of what is drawn."""
     guidance: float = Field(2.0, ge=0)
     """Moves nothing here."""
     chunk: int = Field(2, ge=1)
@@ -65,8 +69,8 @@ class Flicker:
             greys = (starts + np.arange(length)).astype(np.uint8)
             frames = np.broadcast_to(greys[:, None, None, None], (length, size, size, channels)).copy()
             if chunk.frames is not None and chunk.given is not None:
-                known = to_uint8(chunk.frames[row]).permute(1, 2, 3, 0).cpu().numpy()
-                frames[chunk.given.cpu().numpy()] = known[chunk.given.cpu().numpy()]
+                places = chunk.given.nonzero().flatten().numpy()
+                frames[places] = to_uint8(chunk.frames[row]).permute(1, 2, 3, 0).numpy()[places]
             made.append(Clip(frames, 8.0))
         return made
 
@@ -92,10 +96,21 @@ class Means(nn.Module):
 
     def decode(self, ids: Tensor) -> Tensor:
         """The way back: every block in its mean."""
-        repeats = torch.tensor([1, *[self.time_stride] * (ids.shape[1] - 1)])
-        frames = ids.repeat_interleave(repeats, 1).repeat_interleave(8, 2).repeat_interleave(8, 3)
-        return (frames.float() / 127.5 - 1)[:, None].expand(-1, 3, -1, -1, -1)
+        return self.decode_more(ids, None)[0]
 
+    def decode_more(self, ids: Tensor, memory: str | None) -> tuple[Tensor, str]:
+        """The memory is whether it went on."""
+        repeats = torch.full((ids.shape[1],), self.time_stride)
+        repeats[0] = 1 if memory is None else self.time_stride
+        frames = ids.repeat_interleave(repeats, 1).repeat_interleave(8, 2).repeat_interleave(8, 3)
+        return (frames.float() / 127.5 - 1)[:, None].expand(-1, 3, -1, -1, -1), "more"
+
+
+STORY = [
+    {"prompt": "up", "frames": 3},
+    {"prompt": "down", "frames": 4, "overlap": 2},
+    {"prompt": "cut", "frames": 2, "overlap": 0},
+]
 
 FLICKER = Recipe(
     name="flicker", summary="greys in time", medium="clip", config_type=ClipConfig, presets={"tiny": ClipConfig},
@@ -108,4 +123,32 @@ def clip_session(path: Path, **data: Any) -> Session:
     config = ClipConfig(data=VideoDataConfig(**{"frames": 5, "resolution": 16, **data}))
     session = Session(Stored(path, FLICKER, config, {}), torch.device("cpu"))
     session.nets = {"tokenizer": {"tokenizer": Means()}}
+    session.steps, session.hashes = {"tokenizer": 2, "base": 3}, {"tokenizer": "a", "base": "b"}
     return session
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    return clip_session(tmp_path / "run")
+
+
+def chunks(session: Session) -> list[Chunk]:
+    draw: Any = session.draw
+    assert isinstance(draw, Flicker)
+    return draw.chunks
+
+
+def grey(value: int, size: int = 16) -> Any:
+    return np.full((size, size, 3), value, np.uint8)
+
+
+def greys(clip: Clip) -> list[int]:
+    """The one colour of each frame."""
+    assert all(len(np.unique(frame)) == 1 for frame in clip.frames)
+    return [int(frame.flat[0]) for frame in clip.frames]
+
+
+def write_gif(path: Path, values: list[int], milliseconds: int = 100, size: tuple[int, int] = (16, 16)) -> Path:
+    frames = [Image.fromarray(np.full((size[1], size[0], 3), value, np.uint8)) for value in values]
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=milliseconds, loop=0, format="GIF")
+    return path

@@ -1,9 +1,8 @@
-"""Requests for clips, from a call or a file to what the recipe is asked and the files that are left; its drawer is made here."""
+"""Requests for clips, from a call or a file to what the recipe is asked; clips to tokens and back. The recipe is clipmaker's."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,40 +11,19 @@ import pytest
 import torch
 from PIL import Image
 
-from tessera.config import UserError
-from tessera.contracts import Chunk, Scene
+from tessera.config import UserError, VideoDataConfig
+from tessera.contracts import Scene
+from tessera.data.clip_sources import ClipFolder
+from tessera.data.clips import prepare_clip
+from tessera.media.clip_files import encode_gif
 from tessera.media.clips import Clip
+from tessera.sampling.clips import prepare
 from tessera.sampling.request import make_request, read_request
 from tessera.sampling.session import Session, load
-from tests.cli.conftest import tessera
-from tests.sampling.clipmaker import ClipSample, Flicker, clip_session, colour_of
+from tests.sampling.clipmaker import STORY, ClipSample, chunks, clip_session, colour_of, grey, greys, session, write_gif
 from tests.small import generated, pictures, workshop
 
-__all__ = ["generated", "pictures", "tessera", "workshop"]
-
-Run = Callable[..., Any]
-STORY = [{"prompt": "up", "frames": 3}, {"prompt": "down", "frames": 4, "overlap": 2}, {"prompt": "cut", "frames": 2, "overlap": 0}]
-
-
-@pytest.fixture
-def session(tmp_path: Path) -> Session:
-    return clip_session(tmp_path / "run")
-
-
-def chunks(session: Session) -> list[Chunk]:
-    draw: Any = session.draw
-    assert isinstance(draw, Flicker)
-    return draw.chunks
-
-
-def grey(value: int, size: int = 16) -> Any:
-    return np.full((size, size, 3), value, np.uint8)
-
-
-def greys(clip: Clip) -> list[int]:
-    """The one colour of each frame."""
-    assert all(len(np.unique(frame)) == 1 for frame in clip.frames)
-    return [int(frame.flat[0]) for frame in clip.frames]
+__all__ = ["generated", "pictures", "session", "workshop"]
 
 
 # ---- what a recipe is asked
@@ -88,6 +66,16 @@ def test_frames_that_are_given_lie_at_their_places(session: Session) -> None:
         assert torch.allclose(chunk.frames[:, :, chunk.given], expected[None, None, :, None, None].expand(2, 3, 3, 16, 16))
 
 
+def test_given_frames_of_a_long_clip_reach_no_further_than_their_tokens(session: Session) -> None:
+    for count, reach in ((1, 1), (2, 3), (3, 3), (4, 5)):  # the first frame alone, then two at a time
+        (clip,) = session.sample("up", frames=400, image=np.stack([grey(7)] * count))
+        assert (len(clip.frames), greys(clip)[: count + 1]) == (400, [7] * count + [colour_of("up", 0) + count])
+        chunk = chunks(session)[-1]
+        assert chunk.frames is not None
+        assert chunk.given is not None
+        assert (chunk.frames.shape[2], chunk.given.tolist()) == (reach, [place < count for place in range(reach)])
+
+
 def test_a_clip_goes_on_from_a_picture_or_a_clip(session: Session) -> None:
     start = colour_of("up", 0)
     for image in (grey(9), Image.fromarray(grey(9)), grey(9)[:, :, :1], grey(9)[:, :, 0]):
@@ -99,12 +87,6 @@ def test_a_clip_goes_on_from_a_picture_or_a_clip(session: Session) -> None:
     assert (greys(drawn)[0], greys(drawn)[-1]) == (7, 3)
     chained = session.sample("up", image=session.sample("down")[0], frames=8)[0]
     assert greys(chained)[:5] == [colour_of("down", 0) + i for i in range(5)]
-
-
-def write_gif(path: Path, values: list[int], milliseconds: int = 100, size: tuple[int, int] = (16, 16)) -> Path:
-    frames = [Image.fromarray(np.full((size[1], size[0], 3), value, np.uint8)) for value in values]
-    frames[0].save(path, save_all=True, append_images=frames[1:], duration=milliseconds, loop=0)
-    return path
 
 
 def test_files_are_taken_as_training_data_is(tmp_path: Path) -> None:
@@ -128,6 +110,40 @@ def test_frames_are_cut_or_framed_as_training_data_are(tmp_path: Path) -> None:
     assert (framed[4:12, :2] == 0).all()
 
 
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"fit": "letterbox", "background": (9, 80, 200)}, {"fps": 4.0}, {"fps": 25.0, "channels": 1}, {"stride": 3}],
+    ids=str,
+)
+def test_files_are_prepared_as_in_training(tmp_path: Path, values: dict[str, Any]) -> None:
+    noise = np.random.default_rng(3).integers(0, 256, (11, 24, 50, 3), dtype=np.uint8)
+    still = noise[0].repeat(2, axis=0)
+    for name, clip in (("moving", noise), ("still", still[None])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.gif").write_bytes(encode_gif(Clip(clip, 10.0)))
+        data = VideoDataConfig(**{"frames": 100, "resolution": 16, "start": "first", **values})
+        wanted = prepare_clip(ClipFolder.open(tmp_path / name, data), data, 0, 0)
+        assert wanted.readable
+        found = prepare(tmp_path / name / "a.gif", data)
+        assert np.array_equal(found.frames, wanted.frames)
+        assert np.array_equal(prepare(tmp_path / name / "a.gif", data, most=2).frames, wanted.frames[:2])
+
+
+def test_real_clips_go_on(session: Session) -> None:
+    if "TESSERA_REAL_DATA" not in os.environ:
+        pytest.skip("needs TESSERA_REAL_DATA")
+    paths = sorted((Path(os.environ["TESSERA_REAL_DATA"]) / "sprites").rglob("*.gif"))[:20]
+    for path in paths:
+        with Image.open(path) as image:
+            count = image.n_frames
+        (clip,) = session.sample("up", image=path, frames=count + 2)
+        assert len(clip.frames) == count + 2
+        assert len(np.unique(clip.frames[0])) > 2
+        assert [len(np.unique(frame)) for frame in clip.frames[count:]] == [1, 1]
+        (back,) = session.reconstruct(path)
+        assert len(back.frames) == count
+
+
 # ---- tokens
 
 
@@ -137,7 +153,7 @@ def test_clips_of_any_length_there_and_back(session: Session) -> None:
     assert ids.shape == (3, 4, 2, 2)
     assert [row[:, 0, 0].tolist() for row in ids] == [[0, 15, 35, 50], [0, 10, 10, 10], [50] * 4]
     decoded = session.decode(ids)
-    assert greys(decoded[0]) == [0, 15, 15, 35, 35, 50, 50]
+    assert (greys(decoded[0]), decoded[0].fps) == ([0, 15, 15, 35, 35, 50, 50], 8.0)
     back = session.reconstruct(Clip(rising, 24.0), rising[:2], grey(50))
     assert [greys(clip) for clip in back] == [[0, 15, 15, 35, 35, 50], [0, 10], [50]]
     assert [clip.fps for clip in back] == [24.0, 8.0, 8.0]
@@ -146,7 +162,7 @@ def test_clips_of_any_length_there_and_back(session: Session) -> None:
 def test_many_clips_go_in_chunks(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     clips = [np.stack([grey(20 * i), grey(i)]) for i in range(7)]
     whole = session.encode(*clips)
-    for most in (1, 7):
+    for most in (1, 2, 7):
         monkeypatch.setattr("tessera.sampling.clips.CHUNK_FRAMES", most)
         assert torch.equal(session.encode(*clips), whole)
         assert [greys(clip) for clip in session.decode(whole)] == [[20 * i, i, i] for i in range(7)]
@@ -244,7 +260,10 @@ def test_no_clip_is_no_call(session: Session) -> None:
         ("scenes:\n- {prompt: up, frames: 2, overlap: x}", "line 2: scenes.0.overlap is 'x'; expected a whole number; 0 is a"),
         ("scenes:\n- {promt: up, frames: 2}", "line 2: scenes.0 has no 'promt'; did you mean 'prompt'?"),
         ("prompt: a\nkeyframes: {0: a.png}", "line 2: keyframes is {'0': 'a.png'}; expected a list of given frames"),
-        ("prompt: a\nkeyframes:\n- {frame: first, image: a.png}", "line 3: keyframes.0.frame is 'first'; expected a whole number"),
+        (
+            "prompt: a\nkeyframes:\n- {frame: first, image: a.png}",
+            "line 3: keyframes.0.frame is 'first'; expected a whole number",
+        ),
         ("prompt: a\nkeyframes:\n- {frame: 0}", "line 3: keyframes.0 has no image; expected the name of a file"),
         ("prompt: a\nkeyframes:\n- {frame: 0, image: 3}", "line 3: keyframes.0.image is 3; expected the name of a file"),
         ("prompt: a\nframes: 20", "a request has no 'frames'; write it below sample: {frames: 20}"),

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.config.errors import UserError
+from tessera.data.synth.regions import label_regions, over_neighbours
 from tessera.data.synth.shapes import (
     BACKGROUND,
     COLOURS,
@@ -50,7 +51,7 @@ def read_scene(image: Pixels) -> Scene:
     An unreadable attribute is `OTHER`, or None for a place between the places. A picture that is no scene has no shapes.
     """
     view = _explain(_to_float(image))
-    labels, count = _label_regions(view.amount > 0.5)
+    labels, count = label_regions(view.amount > 0.5)
     sizes = np.bincount(labels.ravel(), minlength=count + 1)
     found = [k for k in range(1, count + 1) if sizes[k] >= MIN_AREA * labels.size]
     if any(_span(labels == k) > MAX_SPAN * len(labels) for k in found):
@@ -137,37 +138,10 @@ def _explain(pixels: Floats) -> _View:
     return _View(amounts, errors, nearest, np.take_along_axis(clipped, nearest[:, :, None], axis=2)[:, :, 0])
 
 
-def _label_regions(mask: NDArray[np.bool_]) -> tuple[NDArray[np.intp], int]:
-    """Numbers the 8-connected regions from 1; 0 is outside. Each pixel takes its neighbours' least index, and that one's own."""
-    padded = np.pad(mask, 1)
-    outside = padded.size
-    labels = np.where(padded, np.arange(padded.size).reshape(padded.shape), outside)
-    while True:
-        lower = np.where(padded, _over_neighbours(labels, np.minimum), outside)
-        lower = np.append(lower.ravel(), outside)[lower]  # jump: the label's own label, which halves the number of rounds
-        if np.array_equal(lower, labels):
-            break
-        labels = lower
-    roots, numbered = np.unique(labels[1:-1, 1:-1], return_inverse=True)
-    numbered = numbered.reshape(mask.shape)
-    return np.where(mask, numbered + 1, 0), len(roots) - int(not mask.all())
-
-
-def _over_neighbours(values: NDArray[np.intp], reduce: np.ufunc) -> NDArray[np.intp]:
-    """The least or greatest of each 3 x 3 neighbourhood, cut at the border."""
-    rows = values.copy()
-    rows[1:] = reduce(rows[1:], values[:-1])
-    rows[:-1] = reduce(rows[:-1], values[1:])
-    both = rows.copy()
-    both[:, 1:] = reduce(both[:, 1:], rows[:, :-1])
-    both[:, :-1] = reduce(both[:, :-1], rows[:, 1:])
-    return both
-
-
 def _grow(labels: NDArray[np.intp], steps: int) -> NDArray[np.intp]:
     """Gives each object the pixels around it, up to `steps` away and half the way to the next object."""
     for _ in range(steps):
-        labels = np.where(labels > 0, labels, _over_neighbours(labels, np.maximum))
+        labels = np.where(labels > 0, labels, over_neighbours(labels, np.maximum))
     return labels
 
 

@@ -42,12 +42,14 @@ def hold_out(groups: Sequence[tuple[Cell, ...]], num_cells: int, draws: Draws) -
 
 
 def write_set(
-    out: Path, n: int, about: Mapping[str, object], suffix: str, write_sample: Callable[[Path, Split, int], str]
-) -> None:
+    out: Path, n: int, about: Mapping[str, object], suffix: str, write_sample: Callable[[Path, Split, int], str],
+    more: Mapping[str, bytes] | None = None, text_files: bool = False,
+) -> None:  # fmt: skip
     """Writes train/ (n samples), heldout/ (an eighth as many) and synth.json, which says what it is `about`.
 
-    `write_sample` writes sample i of a split to the path it is given, and returns its caption. The folder appears complete or
-    not at all: it is made under another name beside `out`, and renamed.
+    `write_sample` writes sample i of a split to the path it is given, and returns its caption; captions go to metadata.jsonl, or
+    with `text_files` to a .txt beside each sample. `more`: files beside synth.json. The folder appears complete or not at all:
+    it is made under another name beside `out`, and renamed.
     """
     if n < 1:
         raise UserError(f"n is {n}; expected the number of training samples, 1 or more")
@@ -59,8 +61,11 @@ def write_set(
     partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
     partial.mkdir(parents=True)
     try:
-        _write_split(partial / "train", "train", n, suffix, write_sample)
-        _write_split(partial / "heldout", "heldout", max(1, n // 8), suffix, write_sample)
+        write_split = _write_beside if text_files else _write_split
+        write_split(partial / "train", "train", n, suffix, write_sample)
+        write_split(partial / "heldout", "heldout", max(1, n // 8), suffix, write_sample)
+        for name, content in (more or {}).items():
+            (partial / name).write_bytes(content)
         (partial / "synth.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         if out.exists():
             out.rmdir()  # refuses when somebody has put a file there meanwhile
@@ -76,3 +81,10 @@ def _write_split(folder: Path, split: Split, n: int, suffix: str, write_sample: 
         for index in range(n):
             name = f"{index:06d}{suffix}"
             metadata.write(json.dumps({"file_name": name, "text": write_sample(folder / name, split, index)}) + "\n")
+
+
+def _write_beside(folder: Path, split: Split, n: int, suffix: str, write_sample: Callable[[Path, Split, int], str]) -> None:
+    folder.mkdir()
+    for index in range(n):
+        path = folder / f"{index:06d}{suffix}"
+        path.with_suffix(".txt").write_text(write_sample(path, split, index) + "\n", encoding="utf-8")

@@ -70,9 +70,9 @@ class CriticNet(nn.Module):
         super().__init__()
         self.trunk, self.head = Trunk(config, vocab_size, grid, text_width, low), CriticHead(config.width)
 
-    def forward(self, ids: Tensor, text: TextStates, low: Tensor | None = None) -> Tensor:
-        """b n -> b n, fp32"""
-        return self.head(self.trunk(ids, text, low))
+    def forward(self, ids: Tensor, text: TextStates, low: Tensor | None = None, frames: Tensor | None = None) -> Tensor:
+        """b n -> b n, fp32; frames b t bool as for the generator"""
+        return self.head(self.trunk(ids, text, low, frames=frames))
 
 
 def build_critic(
@@ -85,11 +85,12 @@ def build_critic(
 
 
 def judge(
-    critic: nn.Module, generator: MaskedTransformer, ids: Tensor, text: TextStates, low: Tensor | None, *, through: bool = False
-) -> Tensor:
+    critic: nn.Module, generator: MaskedTransformer, ids: Tensor, text: TextStates, low: Tensor | None,
+    frames: Tensor | None = None, *, through: bool = False,
+) -> Tensor:  # fmt: skip
     """Logits b n that tokens are wrong, by either kind. `through` lets gradients of a head pass on into the generator."""
     if isinstance(critic, CriticHead):
         with torch.set_grad_enabled(through):
-            features = generator(ids, text, low)
+            features = generator(ids, text, low, frames=frames)
         return critic(features)
-    return critic(ids, text, low)
+    return critic(ids, text, low, frames=frames)

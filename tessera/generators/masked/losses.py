@@ -15,6 +15,7 @@ from tessera.batches import TextStates, TokenBatch
 from tessera.config import Config
 from tessera.contracts import Context, Loss, Nets
 from tessera.generators.masked.critic import judge
+from tessera.generators.masked.frames import FrameMaskConfig, Frames, draw_frames, plain_frames
 from tessera.generators.masked.masking import FILL, RECALL, TEXT, capacity, chance, disturb, gather_hidden, hide
 from tessera.generators.masked.model import MaskedTransformer
 from tessera.nn.drawing import draw
@@ -33,6 +34,8 @@ class MaskedLossConfig(Config):
     """How often a caption is taken away, so that guidance has an unconditional branch to lean on."""
     low_noise: float = Field(0.1, ge=0, le=1)
     """Super-resolution: up to this share of a sample's coarse tokens is replaced by random ones."""
+    frames: FrameMaskConfig | None = None
+    """Clips: whole latent frames that are shown or taken away; null for pictures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,12 @@ class Given:
     text: TextStates
     low: Tensor | None  # b k
     recalls: Tensor  # b bool: which samples get features of an earlier pass, where the network takes them
+    frames: Frames | None = None  # of clips; None: all are there, and none is shown whole
+
+    @property
+    def present(self) -> Tensor | None:
+        """b t bool: which frames are there."""
+        return None if self.frames is None else self.frames.present
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +79,29 @@ class MaskedLosses:
         if low is not None and net.embed_low is not None:
             low = disturb(low, net.embed_low.vocab_size, self.config.low_noise, seed, step, positions)
         recalls = chance(RECALL_PROB, seed, step, positions, RECALL)
-        given = Given(encode_text(nets, batch.text).without(dropped), low, recalls)
+        frames = self.frames(batch, context)
+        given = Given(encode_text(nets, batch.text).without(dropped), low, recalls, frames)
         loss = guess(nets, batch, given, context, step, self.config.label_smoothing)
         return add_verdict(loss, verdict(nets, loss.hand, through=True), self.joint) if self.joint else loss
+
+    def frames(self, batch: TokenBatch, context: Context) -> Frames | None:
+        """What is there of each clip, and shown; None where all is there and nothing shown, which costs nothing."""
+        config, lengths, num_steps = self.config.frames, batch.lengths, batch.ids.shape[1]
+        if config is None:
+            return None if lengths is None else plain_frames(lengths, num_steps)
+        lengths = torch.full_like(context.positions, num_steps) if lengths is None else lengths
+        return draw_frames(config, context.seed, context.step, context.positions, lengths, num_steps)
 
     def critic_turn(self, nets: Nets, batch: TokenBatch, context: Context) -> Loss:
         """Judge what the generator's turn of this micro-batch handed on."""
         return verdict(nets, context.handed["generator"])
 
     def measure(self, nets: Nets, batch: TokenBatch, context: Context) -> Loss:
-        """Validation: with captions, undisturbed, and masks that do not change with the step, so that numbers compare."""
+        """Validation: with captions, undisturbed, clips as long as they are and from their start, and masks that do not change
+        with the step, so that numbers compare."""
         low = None if batch.low is None else batch.low.flatten(1)
-        given = Given(encode_text(nets, batch.text), low, torch.ones_like(batch.valid))
+        frames = None if batch.lengths is None else plain_frames(batch.lengths, batch.ids.shape[1])
+        given = Given(encode_text(nets, batch.text), low, torch.ones_like(batch.valid), frames)
         loss = guess(nets, batch, given, context, step=0, smoothing=0.0)
         if "critic" not in nets:
             return loss
@@ -91,7 +111,8 @@ class MaskedLosses:
 def guess(nets: Nets, batch: TokenBatch, given: Given, context: Context, step: int, smoothing: float) -> Loss:
     """Sums over hidden tokens of valid samples; `step` draws the masks."""
     net, ids = generator_of(nets), batch.ids.flatten(1)
-    hidden = hide(context.seed, step, context.positions, ids.shape[1])
+    among = None if given.frames is None else net.spread(given.frames.present & ~given.frames.shown)
+    hidden = hide(context.seed, step, context.positions, ids.shape[1], among)
     features = look(net, ids.masked_fill(hidden, net.mask_id), given)
     places, real = gather_hidden(hidden, capacity(*ids.shape))
     weights = real * batch.valid[places // ids.shape[1]]
@@ -111,10 +132,10 @@ def look(net: MaskedTransformer, ids: Tensor, given: Given) -> Tensor:
     """Features b n d. With self-conditioning a first pass is always made, so that shapes and cost are the same for all batches,
     and some samples are not shown its features."""
     if net.recall is None:
-        return net(ids, given.text, given.low)
+        return net(ids, given.text, given.low, frames=given.present)
     with torch.no_grad():
-        previous = net(ids, given.text, given.low) * given.recalls[:, None, None]
-    return net(ids, given.text, given.low, previous)
+        previous = net(ids, given.text, given.low, frames=given.present) * given.recalls[:, None, None]
+    return net(ids, given.text, given.low, previous, frames=given.present)
 
 
 @torch.no_grad()
@@ -130,7 +151,8 @@ def fill(
 def verdict(nets: Nets, filled: Filled, *, through: bool = False) -> Loss:
     """Binary cross-entropy of "this token is not the true one", over what was guessed. Tokens that were visible are right by
     construction: counting them would teach that most are, while in sampling every token that is judged was once guessed."""
-    logits = judge(nets["critic"], generator_of(nets), filled.ids, filled.given.text, filled.given.low, through=through)
+    given = filled.given
+    logits = judge(nets["critic"], generator_of(nets), filled.ids, given.text, given.low, given.present, through=through)
     each = F.binary_cross_entropy_with_logits(logits, filled.wrong.float(), reduction="none")
     right = ((logits > 0) == filled.wrong) & filled.guessed
     wrong = filled.wrong & filled.guessed

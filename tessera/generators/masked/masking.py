@@ -11,7 +11,7 @@ from torch import Tensor
 from tessera.randomness import fraction, mix, uniform
 
 GOLDEN = (math.sqrt(5) - 1) / 2
-TIME, ORDER, TEXT, RECALL, FILL, LOW_SHARE, LOW_PLACE, LOW_TOKEN = range(11, 19)  # streams of random numbers
+TIME, ORDER, TEXT, RECALL, FILL, LOW_SHARE, LOW_PLACE, LOW_TOKEN, FRAMES = range(11, 20)  # streams of random numbers
 
 
 def masking_times(seed: int, step: int, positions: Tensor) -> Tensor:
@@ -24,16 +24,20 @@ def masking_times(seed: int, step: int, positions: Tensor) -> Tensor:
     return (turns - turns.floor()).clamp(max=1 - 1e-9)
 
 
-def num_hidden(times: Tensor, num_tokens: int) -> Tensor:
+def num_hidden(times: Tensor, num_tokens: int | Tensor) -> Tensor:
     """Cosine schedule (Chang et al. 2022, section 3.3): between 1 and all."""
-    return torch.ceil(torch.cos(times * (math.pi / 2)) * num_tokens).long().clamp(1, num_tokens)
+    return torch.ceil(torch.cos(times * (math.pi / 2)) * num_tokens).long().clamp(min=1).clamp(max=num_tokens)
 
 
-def hide(seed: int, step: int, positions: Tensor, num_tokens: int) -> Tensor:
-    """b -> b n bool, True where a token is hidden: the lowest of random scores."""
+def hide(seed: int, step: int, positions: Tensor, num_tokens: int, among: Tensor | None = None) -> Tensor:
+    """b -> b n bool, True where a token is hidden: the lowest of random scores. `among` b n bool says which tokens may be, at
+    least one of each sample; the share is of those."""
     scores = uniform(mix(seed, step) >> 1, positions, num_tokens, stream=ORDER)
+    if among is not None:
+        scores = scores.masked_fill(~among, 2.0)
     ranks = scores.argsort(dim=1).argsort(dim=1)
-    return ranks < num_hidden(masking_times(seed, step, positions), num_tokens)[:, None]
+    most = num_tokens if among is None else among.sum(1)
+    return ranks < num_hidden(masking_times(seed, step, positions), most)[:, None]
 
 
 def chance(prob: float, seed: int, step: int, positions: Tensor, stream: int) -> Tensor:
@@ -54,7 +58,8 @@ def disturb(low: Tensor, vocab_size: int, most: float, seed: int, step: int, pos
 def capacity(num_samples: int, num_tokens: int) -> int:
     """The most tokens that can be hidden in so many samples that follow each other.
 
-    Between two starts at which some sample's time wraps to 0 the count only falls, so the largest count is at such a start.
+    Between two starts at which some sample's time wraps to 0 the count only falls, so the largest count is at such a start. Of
+    fewer tokens fewer are hidden at the same time, so it also bounds what is hidden among some of them.
     """
     index = torch.arange(num_samples, dtype=torch.float64)
     times = index[None] * GOLDEN - index[:, None] * GOLDEN

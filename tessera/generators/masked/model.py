@@ -110,11 +110,13 @@ class Block(nn.Module):
         self.table = nn.Parameter(torch.zeros(9, width))
         self.dropout = config.dropout
 
-    def forward(self, x: Tensor, text: Tensor, mask: Tensor, condition: Tensor, angles: Tensor) -> Tensor:
-        """x b n d, text b m c, mask b m, condition b 9 d, angles n k"""
+    def forward(
+        self, x: Tensor, text: Tensor, mask: Tensor, condition: Tensor, angles: Tensor, present: Tensor | None = None
+    ) -> Tensor:
+        """x b n d, text b m c, mask b m, condition b 9 d, angles n k; present b n, True where a token may be seen, None: all"""
         table = self.table.to(condition.dtype)
         shift1, scale1, gate1, shift2, scale2, gate2, shift3, scale3, gate3 = (condition + table)[:, :, None].unbind(1)
-        x = x + gate1 * self._drop(self.attention(self.norm1(x) * (1 + scale1) + shift1, angles=angles))
+        x = x + gate1 * self._drop(self.attention(self.norm1(x) * (1 + scale1) + shift1, mask=present, angles=angles))
         x = x + gate2 * self._drop(self.cross(self.norm2(x) * (1 + scale2) + shift2, text, mask))
         return x + gate3 * self._drop(self.feed_forward(self.norm3(x) * (1 + scale3) + shift3))
 
@@ -151,9 +153,15 @@ class Trunk(nn.Module):
         below = torch.zeros(0, dtype=torch.long) if low is None else cells_below(self.grid, low.grid)
         self.register_buffer("below", below, persistent=False)
 
-    def forward(self, ids: Tensor, text: TextStates, low: Tensor | None = None, previous: Tensor | None = None) -> Tensor:
-        """ids b n, hidden ones `mask_id`; low b k, tokens of the coarser grid; previous b n d, features of an earlier pass."""
-        hidden = (ids == self.mask_id).float().mean(1)
+    def forward(
+        self, ids: Tensor, text: TextStates, low: Tensor | None = None, previous: Tensor | None = None,
+        frames: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """ids b n, hidden ones `mask_id`; low b k, tokens of the coarser grid; previous b n d, features of an earlier pass;
+        frames b t bool, which steps of the first axis are there, at least one of each sample, None: all. Tokens of the others
+        may be anything and change nothing."""
+        present = None if frames is None else self.spread(frames)
+        hidden = share_of(ids == self.mask_id, present)
         x = self.embed(ids) + self.absolute() + self._from_low(low) + self._from_previous(previous)
         condition = self.share(frequencies_of(hidden, 256)) + self.pooled(self.text_norm(text.pooled))
         shifts = self.condition(F.silu(condition)).unflatten(-1, (9, -1))
@@ -161,8 +169,14 @@ class Trunk(nn.Module):
         mask = F.pad(text.mask, (1, 0), value=True)
         x = x.to(shifts.dtype)  # under autocast bf16 from here on: half of what is left of the time is moving these
         for block in self.blocks:
-            x = block(x, states, mask, shifts, self.angles)
+            x = block(x, states, mask, shifts, self.angles, present)
         return self.norm(x)
+
+    def spread(self, frames: Tensor) -> Tensor:
+        """b t -> b n: what is true of a step of the first axis is true of every token in it."""
+        if frames.ndim != 2 or frames.shape[1] != self.grid[0]:
+            raise ValueError(f"frames of shape {tuple(frames.shape)}; expected b {self.grid[0]}, the first axis of {self.grid}")
+        return frames.repeat_interleave(math.prod(self.grid[1:]), dim=1)
 
     def absolute(self) -> Tensor:
         """n d, one learned vector for each index of each axis. Rotation says where tokens are to each other; where nothing is
@@ -188,6 +202,13 @@ class Trunk(nn.Module):
         if self.recall is None:
             raise ValueError("features of an earlier pass, but self_conditioning is off")
         return self.recall(previous)
+
+
+def share_of(hidden: Tensor, present: Tensor | None) -> Tensor:
+    """b n bool -> b: of the tokens that are there."""
+    if present is None:
+        return hidden.float().mean(1)
+    return (hidden & present).sum(1).float() / present.sum(1)
 
 
 class Head(nn.Linear):

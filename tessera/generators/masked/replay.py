@@ -29,10 +29,10 @@ class GraphedSampler:
     @torch.no_grad()
     def __call__(
         self, text: TextStates, seeds: Tensor, negative: TextStates | None = None, known: Tensor | None = None,
-        low: Tensor | None = None,
+        low: Tensor | None = None, frames: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """ids b n; arguments as those of `sample`."""
-        setup, state = self.drawer.prepare(text, seeds, negative, known, low)
+        setup, state = self.drawer.prepare(text, seeds, negative, known, low, frames)
         if seeds.device.type == "cuda":
             shapes = shapes_of(setup, state)
             if shapes not in self.recordings:

@@ -59,6 +59,7 @@ class Setup:
     seeds: Tensor  # b int64
     text: TextStates  # b or 2b
     low: Tensor | None  # b or 2b, k
+    frames: Tensor | None  # b or 2b, t bool: which steps of the first axis are there
     open: Tensor  # b n bool: to be drawn
     ranks: Tensor  # n: place in Halton order
     counts: Tensor  # steps + 1, b: how many of the open tokens are visible before each step
@@ -94,8 +95,9 @@ class Drawer:
         return self.config.guidance != 1
 
     def prepare(
-        self, text: TextStates, seeds: Tensor, negative: TextStates | None, known: Tensor | None, low: Tensor | None
-    ) -> tuple[Setup, State]:
+        self, text: TextStates, seeds: Tensor, negative: TextStates | None, known: Tensor | None, low: Tensor | None,
+        frames: Tensor | None = None,
+    ) -> tuple[Setup, State]:  # fmt: skip
         """Everything on the device, before the first step."""
         net, steps, device = self.net, self.config.steps, seeds.device
         shape = len(seeds), math.prod(net.grid)
@@ -104,14 +106,17 @@ class Drawer:
             raise ValueError(
                 f"known tokens of shape {tuple(ids.shape)}; expected {shape}, the grid {net.grid} of each seed as a row"
             )
+        if frames is not None:
+            ids = ids.masked_fill(~net.spread(frames), 0)
         unknown = ids == net.mask_id
         if self.guided:
             none = text.without(torch.ones(len(seeds), dtype=torch.bool, device=device)) if negative is None else negative
-            text, low = text.joined(none), None if low is None else torch.cat([low, low])
+            text = text.joined(none)
+            low, frames = (None if part is None else torch.cat([part, part]) for part in (low, frames))
         progress = torch.arange(1, steps + 1, device=device) / steps
         guidance = 1 + (self.config.guidance - 1) * (progress if self.config.guidance_ramp else torch.ones_like(progress))
         counts, ranks = num_revealed(steps, unknown.sum(1)), halton_ranks(net.grid).to(device)
-        setup = Setup(seeds, text, low, unknown, ranks, counts, guidance, self.config.noise * (1 - progress))
+        setup = Setup(seeds, text, low, frames, unknown, ranks, counts, guidance, self.config.noise * (1 - progress))
         previous = None if net.recall is None else torch.zeros(len(text.mask), shape[1], net.width, device=device)
         return setup, State(torch.zeros(1, dtype=torch.long, device=device), ids, torch.zeros(shape, device=device), previous)
 
@@ -142,7 +147,7 @@ class Drawer:
         floor of such tokens. So what is implausible given the text is left out first (Li et al. 2023, equation 2).
         """
         ids, net = state.ids, self.net
-        features = net(torch.cat([ids, ids]) if self.guided else ids, setup.text, setup.low, state.previous)
+        features = net(torch.cat([ids, ids]) if self.guided else ids, setup.text, setup.low, state.previous, frames=setup.frames)
         digits, sure = [], torch.zeros_like(state.sure)
         for index, logits in enumerate(net.logits(features)):
             with_text, without = logits.chunk(2) if self.guided else (logits, logits)
@@ -167,7 +172,8 @@ class Drawer:
         assert self.critic is not None
         size = len(filled)
         text = TextStates(setup.text.states[:size], setup.text.mask[:size], setup.text.pooled[:size])
-        wrong = judge(self.critic, self.net, filled, text, None if setup.low is None else setup.low[:size])
+        low, frames = (None if part is None else part[:size] for part in (setup.low, setup.frames))
+        wrong = judge(self.critic, self.net, filled, text, low, frames)
         return lowest((noise * gumbel(keys, filled.shape[1]) - wrong).masked_fill(~setup.open, math.inf), counts)
 
 
@@ -176,11 +182,14 @@ def sample(
     net: MaskedTransformer, text: TextStates, seeds: Tensor, config: MaskedSampleConfig,
     negative: TextStates | None = None, known: Tensor | None = None,
     low: Tensor | None = None, critic: nn.Module | None = None,
+    frames: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """ids b n. `seeds` b int64; `negative` replaces the empty text of the other branch; `known` b n holds tokens that stay, and
-    `mask_id` where something is to be drawn; `low` b k are coarser tokens to refine; `critic` is for order critic."""
+    `mask_id` where something is to be drawn; `low` b k are coarser tokens to refine; `critic` is for order critic; `frames` b t
+    bool says which steps of the first axis are there, at least one of each row: tokens of the others are not looked at, not
+    drawn, and come out as 0, whatever `known` has there."""
     drawer = Drawer(net, config, critic)
-    setup, state = drawer.prepare(text, seeds, negative, known, low)
+    setup, state = drawer.prepare(text, seeds, negative, known, low, frames)
     for _ in range(config.steps):
         state = drawer.step_once(setup, state)
     return state.ids

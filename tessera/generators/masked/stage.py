@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pydantic import Field
 from torch import nn
 
-from tessera.config import Config, OptimConfig
+from tessera.config import Config, OptimConfig, UserError
 from tessera.contracts import Best, Stage, Turn
 from tessera.generators.masked.critic import HeadCriticConfig, TokenCriticConfig, build_critic
 from tessera.generators.masked.losses import MaskedLossConfig, MaskedLosses
@@ -52,7 +52,9 @@ def build_nets(
 def build_stage(config: MaskedStageConfig, nets: dict[str, nn.Module]) -> Stage:
     """What `build_nets` made, and how it is trained. A critic has a turn of its own, after the generator's; a head with a weight
     is trained in the generator's, whose features it shapes."""
-    critic = config.critic
+    critic, generator = config.critic, nets["generator"]
+    if config.loss.frames is not None and isinstance(generator, MaskedTransformer) and len(generator.grid) < 3:
+        raise UserError(f"loss.frames is for clips, and these tokens have a grid {generator.grid} without time; set it to null")
     joint = critic.weight if isinstance(critic, HeadCriticConfig) else 0.0
     losses = MaskedLosses(config.loss, joint)
     trained = tuple(name for name in nets if name != "critic" or joint)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,11 @@ from torch import Tensor
 
 from tessera.batches import TokenBatch, from_uint8, to_uint8
 from tessera.config import UserError
-from tessera.contracts import Chunk, Context, Nets
-from tessera.generators.masked.losses import MaskedLosses
-from tessera.generators.masked.replay import GraphedSampler
+from tessera.contracts import Chunk, Nets
 from tessera.generators.masked.sample import MaskedSampleConfig
 from tessera.media.images import to_picture
 from tessera.randomness import mix_text, uniform
-from tessera.recipes.captions import Prompts
+from tessera.recipes.masked import TokenDrawer, encode_exactly, options_of, token_loss
 from tessera.recipes.muse.config import MuseConfig, MuseSampleConfig
 from tessera.recipes.precision import full_precision
 
@@ -35,9 +33,8 @@ class Painter:
         if "base" not in stages:
             raise UserError(f"stage base has not been trained yet (trained: {', '.join(stages)}); tessera resume goes on with it")
         self.config, self.stages, self.device = config, stages, device
-        self.prompts = Prompts(config.text, device)
-        self._samplers: dict[tuple[str, str], GraphedSampler] = {}
         self._bf16 = device.type == "cuda" and config.engine.precision == "bf16"
+        self.draw_tokens = TokenDrawer(config.text, device, self._bf16)
         self._compiled = False
 
     @property
@@ -58,7 +55,7 @@ class Painter:
         if options.compile and not self._compiled:
             self.compile()
         known, redraw = self.start(chunk, options)
-        ids = self.tokens("base", base_options(options), chunk, known, None)
+        ids = self.tokens("base", options_of(options), chunk, known, None)
         if self.config.superres is None or "superres" not in self.stages:
             images = self.decode("tokenizer", ids)
         else:
@@ -69,7 +66,7 @@ class Painter:
     def compile(self) -> None:
         """Generators as a whole, and of tokenizers what makes pixels. Steps that were recorded before are forgotten."""
         self._compiled = True
-        self._samplers.clear()
+        self.draw_tokens.forget()
         for nets in self.stages.values():
             for name, part in (("generator", None), ("tokenizer", "decoder")):
                 if name in nets:
@@ -78,16 +75,9 @@ class Painter:
 
     def tokens(self, stage: str, options: MaskedSampleConfig, chunk: Chunk, known: Tensor | None, low: Tensor | None) -> Tensor:
         """ids b ... of one generator."""
-        nets = self.stages[stage]
-        generator: Any = nets["generator"]
-        text = self.prompts(nets, chunk.captions)
-        negative = None if chunk.negatives is None or options.guidance == 1 else self.prompts(nets, chunk.negatives)
-        if options.order == "critic" and "critic" not in nets:
-            raise UserError(f"order critic needs a critic, and {stage} has none; train one: {stage}.critic.kind=net, or head")
-        key = stage, options.model_dump_json()
-        if key not in self._samplers:
-            self._samplers[key] = GraphedSampler(generator, options, nets.get("critic"), self._bf16)
-        return self._samplers[key](text, chunk.seeds, negative, known, low).unflatten(1, generator.grid)
+        return self.draw_tokens(
+            stage, self.stages[stage], options, chunk.captions, chunk.seeds, negatives=chunk.negatives, known=known, low=low
+        )
 
     def start(self, chunk: Chunk, options: MuseSampleConfig) -> tuple[Tensor | None, Tensor | None]:
         """Tokens of base that stay, b n, and which pixels of the picture are drawn anew, b 1 h w; nothing of both without one."""
@@ -108,31 +98,26 @@ class Painter:
             redraw = F.interpolate(cells, size=chunk.pictures.shape[-2:], mode="nearest") > 0
             known_mean = (chunk.pictures * ~redraw).sum((2, 3), keepdim=True) / (~redraw).sum((2, 3), keepdim=True).clamp(min=1)
             pixels = torch.where(redraw, known_mean, chunk.pictures)  # what is drawn over must not shine through
-        with full_precision(self.device):
-            coarse = at_size(pixels, self.config.data.resolution)
-            ids = self.stages["tokenizer"]["tokenizer"].encode(coarse).flatten(1)  # type: ignore[operator]
+        ids = encode_exactly(self.stages["tokenizer"]["tokenizer"], at_size(pixels, self.config.data.resolution)).flatten(1)
         return ids.masked_fill(
             open_cells.repeat_interleave(ids.shape[1] // open_cells.shape[1], dim=1), generator.mask_id
         ), redraw
 
-    @torch.no_grad()
     def loss(self, pixels: npt.NDArray[np.uint8], captions: Sequence[str | None]) -> dict[str, float]:
         """Cross-entropy of hidden tokens at the base's resolution, in nats, and the share guessed right."""
-        nets, size = self.stages["base"], self.config.data.resolution
-        losses, sums = MaskedLosses(self.config.base.loss), torch.zeros(3, dtype=torch.float64)
-        images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+        return token_loss(self.config.base.loss, self.stages["base"], self.real_tokens(pixels, captions))
+
+    def real_tokens(self, pixels: npt.NDArray[np.uint8], captions: Sequence[str | None]) -> Iterator[TokenBatch]:
+        """n h w c -> batches of their tokens, with encoded captions."""
+        images, size = torch.from_numpy(pixels).permute(0, 3, 1, 2), self.config.data.resolution
         for first in range(0, len(images), LOSS_CHUNK):
             part = at_size(from_uint8(images[first : first + LOSS_CHUNK].to(self.device)), size)
-            with full_precision(self.device):
-                ids = self.stages["tokenizer"]["tokenizer"].encode(part)  # type: ignore[operator]
+            ids = encode_exactly(self.stages["tokenizer"]["tokenizer"], part)
             some = tuple(captions[first : first + LOSS_CHUNK])
             positions = torch.arange(first, first + len(part), device=self.device)
             everything = torch.ones(len(part), dtype=torch.bool, device=self.device)
-            batch = TokenBatch(ids, self.prompts(nets, some), everything, positions, ("",) * len(part), some)
-            loss = losses.measure(nets, batch, Context(0, 0, positions))
-            sums += torch.stack([loss.total, loss.weight, loss.parts["right"]]).double().cpu()
-        total, weight, right = sums.tolist()
-        return {"loss": total / weight, "right": right / weight}
+            text = self.draw_tokens.prompts(self.stages["base"], some)
+            yield TokenBatch(ids, text, everything, positions, ("",) * len(part), some)
 
     def decode(self, stage: str, ids: Tensor) -> Tensor:
         """Tokens to pixels, by the stage's tokenizer, at the precision that it was trained with; ids need more, pixels do not."""
@@ -141,11 +126,6 @@ class Painter:
         with torch.autocast(self.device.type, torch.bfloat16) if self._bf16 else exact:
             images: Tensor = tokenizer.decode(ids)
         return images.float()
-
-
-def base_options(options: MuseSampleConfig) -> MaskedSampleConfig:
-    """What concerns the first generator."""
-    return MaskedSampleConfig(**{name: getattr(options, name) for name in MaskedSampleConfig.model_fields})
 
 
 def at_size(images: Tensor, size: int) -> Tensor:

@@ -8,30 +8,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from tessera.batches import ImageBatch, TokenBatch
 from tessera.config import Layer, UserError, build, layer_of
-from tessera.contracts import Context, Nets, Preview, Stage, Tokenizer, Train
+from tessera.contracts import Context, Nets, Preview, Stage, Train
 from tessera.data.loader import Feed, ImageLoader
 from tessera.data.prepare import TokenCache, TokenPlan, write_tokens
 from tessera.data.sources import Source
 from tessera.data.tokens import TokenLoader
 from tessera.generators.masked.model import Low
-from tessera.generators.masked.sample import MaskedSampleConfig, sample
-from tessera.generators.masked.stage import MaskedStageConfig, build_nets
 from tessera.generators.masked.stage import build_stage as build_masked
 from tessera.media.images import encode_png
 from tessera.media.sheets import sheet
 from tessera.nn.perceptual import load_vgg16
 from tessera.nn.similarity import psnr
 from tessera.recipes.captions import settle_captions, training_text
+from tessera.recipes.masked import draw_preview, encode_exactly, facts_of, masked_nets, reads_captions
 from tessera.recipes.muse.config import MuseConfig, grid_of
 from tessera.recipes.muse.drawing import pictures
-from tessera.recipes.precision import full_precision
-from tessera.text.encoders import NoTextConfig, PrecomputedTextConfig, build_encoder, encode_text, text_width
-from tessera.tokenizers.image.model import ImageTokenizer, ImageTokenizerConfig
+from tessera.tokenizers.image.model import ImageTokenizer
 from tessera.tokenizers.image.stage import build_stage
 
 
@@ -142,7 +138,8 @@ def base_step(config: MuseConfig) -> Train:
         return TokenLoader(feed, coarse_tokens(config, nets, feed), training_text(config.text, feed))
 
     def make_nets() -> dict[str, nn.Module]:
-        return generator_nets(config, config.base, config.tokenizer.model, config.data.resolution)
+        model = config.tokenizer.model
+        return masked_nets(config.text, config.base, model.quantizer.vocab_size, grid_of(model, config.data.resolution))
 
     return Train(
         name="base",
@@ -152,7 +149,7 @@ def base_step(config: MuseConfig) -> Train:
         serves=make_nets,
         feed=feed,
         needs={"tokenizer": "tokenizer"},
-        captioned=not isinstance(config.text, (NoTextConfig, PrecomputedTextConfig)),
+        captioned=reads_captions(config.text),
     )
 
 
@@ -165,12 +162,13 @@ def superres_step(config: MuseConfig) -> Train:
     def feed(nets: Nets, feed: Feed) -> TokenLoader:
         vocab_size = config.fine_tokenizer.quantizer.vocab_size
         plan = TokenPlan.of(feed.config, feed.needs[fine], vocab_size, stage.resolution)
-        tokens = write_tokens(feed, plan, partial(encode_pictures, nets["fine_tokenizer"]))
+        tokens = write_tokens(feed, plan, partial(encode_exactly, nets["fine_tokenizer"]))
         return TokenLoader(feed, TokenCache(tokens), training_text(config.text, feed), coarse_tokens(config, nets, feed))
 
     def make_nets() -> dict[str, nn.Module]:
         low = Low(config.tokenizer.model.quantizer.vocab_size, grid_of(config.tokenizer.model, config.data.resolution))
-        return generator_nets(config, stage, config.fine_tokenizer, stage.resolution, low)
+        model = config.fine_tokenizer
+        return masked_nets(config.text, stage, model.quantizer.vocab_size, grid_of(model, stage.resolution), low)
 
     return Train(
         name="superres",
@@ -180,21 +178,7 @@ def superres_step(config: MuseConfig) -> Train:
         serves=make_nets,
         feed=feed,
         needs={"tokenizer": "tokenizer", "fine_tokenizer": fine},
-        captioned=not isinstance(config.text, (NoTextConfig, PrecomputedTextConfig)),
-    )
-
-
-def generator_nets(
-    config: MuseConfig, stage: MaskedStageConfig, tokenizer: ImageTokenizerConfig, resolution: int, low: Low | None = None
-) -> dict[str, nn.Module]:
-    """Fresh ones for the tokens of a tokenizer at a resolution, with a text encoder of their own where one is trained."""
-    return build_nets(
-        stage,
-        vocab_size=tokenizer.quantizer.vocab_size,
-        grid=grid_of(tokenizer, resolution),
-        text_width=text_width(config.text),
-        encoder=build_encoder(config.text),
-        low=low,
+        captioned=reads_captions(config.text),
     )
 
 
@@ -202,21 +186,13 @@ def coarse_tokens(config: MuseConfig, nets: Nets, feed: Feed) -> TokenCache:
     """The cache that base and superres share."""
     vocab_size = config.tokenizer.model.quantizer.vocab_size
     plan = TokenPlan.of(feed.config, feed.needs["tokenizer"], vocab_size, config.data.resolution)
-    return TokenCache(write_tokens(feed, plan, partial(encode_pictures, nets["tokenizer"])))
-
-
-@torch.no_grad()
-def encode_pictures(tokenizer: nn.Module, images: Tensor) -> Tensor:
-    """As `Session.encode` does, so that cached ids are those that a user gets."""
-    assert isinstance(tokenizer, Tokenizer)
-    with full_precision(images.device):
-        return tokenizer.encode(images)
+    return TokenCache(write_tokens(feed, plan, partial(encode_exactly, nets["tokenizer"])))
 
 
 def preview_base(config: MuseConfig, raw: Nets, averaged: Nets, batch: TokenBatch, context: Context) -> Preview:
     """Two rows: what the tokenizer keeps of the fixed samples, and what the generator draws from their captions."""
     tokenizer: Any = averaged["tokenizer"]
-    ids, seeds = draw_preview(config.sample, averaged, batch, None)
+    ids, seeds = draw_preview(config.sample, averaged, batch)
     rows = {"tokenizer": tokenizer.decode(batch.ids), "drawn": tokenizer.decode(ids.view_as(batch.ids))}
     return Preview("png", contact_sheet(rows, batch.captions), facts_of(batch, seeds))
 
@@ -233,15 +209,3 @@ def preview_superres(config: MuseConfig, raw: Nets, averaged: Nets, batch: Token
     drawn = fine.decode(ids.view_as(batch.ids))
     facts = facts_of(batch, seeds) | {"psnr": [round(value, 3) for value in psnr(drawn, wanted).tolist()]}
     return Preview("png", contact_sheet({"coarse": enlarged, "tokenizer": wanted, "drawn": drawn}, batch.captions), facts)
-
-
-def draw_preview(options: MaskedSampleConfig, nets: Nets, batch: TokenBatch, low: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Ids drawn from the batch's captions with the seeds 0, 1, ..., and those seeds."""
-    generator: Any = nets["generator"]
-    seeds = torch.arange(len(batch.keys), device=batch.ids.device)
-    return sample(generator, encode_text(nets, batch.text), seeds, options, low=low, critic=nets.get("critic")), seeds
-
-
-def facts_of(batch: TokenBatch, seeds: Tensor) -> dict[str, Any]:
-    """For the JSON beside a preview."""
-    return {"keys": list(batch.keys), "captions": list(batch.captions), "seeds": seeds.tolist()}

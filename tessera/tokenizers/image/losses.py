@@ -5,7 +5,7 @@ Every term is a mean over a picture's own values and a sum over pictures, so bat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,10 +17,10 @@ from tessera.batches import ImageBatch
 from tessera.config import Config
 from tessera.contracts import Context, Loss, Nets, frozen
 from tessera.nn.perceptual import PerceptualConfig
-from tessera.nn.quantizers import code_use
+from tessera.nn.quantizers import Quantized, code_use
 from tessera.nn.similarity import psnr, ssim
-from tessera.tokenizers.image.critic import Critic, CriticConfig
-from tessera.tokenizers.image.model import ImageTokenizer, Reconstruction
+from tessera.tokenizers.image.critic import CriticConfig, PastLogits
+from tessera.tokenizers.image.model import ImageTokenizer, LatentTokenizer
 
 ADAPTIVE_LIMIT = 1e4  # of the ratio of gradient norms, as in Esser et al. 2021
 QUANTIZER = "quantizer/"  # in front of the names of the quantizer's own sums
@@ -50,29 +50,45 @@ class ImageLosses:
         made = tokenizer(batch.images, batch.valid)
         picture = made.images.detach().requires_grad_(True)  # the terms are cut off here: their slope is needed by itself
         parts = self.reconstruction_terms(nets, picture, batch.images)
-        total = sum_of(parts)
-        slope = slope_of(total, picture)
-        if self.critic is not None and context.step >= self.critic.start_step:
-            plea = self.plea(nets["critic"](picture).flatten(1))
-            push = slope_of(plea, picture)
-            weight = self.plea_weight(slope, push)
-            total, slope = total + weight * plea, slope + weight.view(-1, 1, 1, 1) * push
-            parts |= {"plea": plea, "plea_weight": weight}
-        total = with_slope(total, slope, made.images)
+        pleads = self.pleads(context.step)
+        total = self.driven(parts, picture, made.images, self.plea(nets["critic"](picture).flatten(1)) if pleads else None)
         for name, term in made.quantized.terms.items():
             total, parts[name] = total + term, term
         parts["psnr"] = psnr(picture.detach().clamp(-1, 1), batch.images)
         parts |= {name: fact.expand(len(batch.valid)) for name, fact in tokenizer.quantizer.facts().items()}
-        return summed(total, parts, batch, tokenizer_sums(tokenizer, made, batch.valid), hand=made.images.detach())
+        stats = tokenizer_sums(tokenizer, made.latents, made.quantized, batch.valid)
+        return summed(total, parts, batch.valid, stats, hand=made.images.detach())
+
+    def pleads(self, step: int) -> bool:
+        """Whether the tokenizer hears the critic at a step."""
+        return self.critic is not None and step >= self.critic.start_step
+
+    def driven(self, parts: dict[str, Tensor], leaf: Tensor, made: Tensor, plea: Tensor | None) -> Tensor:
+        """One number a sample whose gradient at what was made is that of the parts and, weighed, of the plea, both taken at a
+        leaf of the same value. The plea joins the parts."""
+        total = sum_of(parts)
+        slope = slope_of(total, leaf)
+        if plea is not None:
+            push = slope_of(plea, leaf)
+            weight = self.plea_weight(slope, push)
+            total, slope = total + weight * plea, slope + weight.view(-1, *(1,) * (push.ndim - 1)) * push
+            parts |= {"plea": plea, "plea_weight": weight}
+        return with_slope(total, slope, made)
 
     def reconstruction_terms(self, nets: Nets, made: Tensor, real: Tensor) -> dict[str, Tensor]:
         """Weighted terms, one number a picture each."""
+        terms = self.pixel_terms(made, real)
+        return terms | {"perceptual": self.perceptual_term(nets, made, real)} if "perceptual" in nets else terms
+
+    def pixel_terms(self, made: Tensor, real: Tensor) -> dict[str, Tensor]:
+        """Those that need no net."""
         error = (made - real).flatten(1)
-        terms = {"l1": self.terms.l1 * error.abs().mean(1), "l2": self.terms.l2 * error.square().mean(1)}
-        if "perceptual" in nets:
-            weight = 1.0 if self.terms.perceptual is None else self.terms.perceptual.weight
-            terms["perceptual"] = weight * nets["perceptual"](made, real)
-        return terms
+        return {"l1": self.terms.l1 * error.abs().mean(1), "l2": self.terms.l2 * error.square().mean(1)}
+
+    def perceptual_term(self, nets: Nets, made: Tensor, real: Tensor) -> Tensor:
+        """The weighted distance of features."""
+        weight = 1.0 if self.terms.perceptual is None else self.terms.perceptual.weight
+        return weight * nets["perceptual"](made, real)
 
     def plea(self, logits: Tensor) -> Tensor:
         """The tokenizer's side: b n logits of made pictures -> b (Lim and Ye 2017; Goodfellow et al. 2014, section 3)."""
@@ -94,29 +110,32 @@ class ImageLosses:
         """
         assert self.critic is not None
         if not self.critic.adaptive:
-            return torch.full_like(push[:, 0, 0, 0], self.critic.weight)
+            return push.new_full((len(push),), self.critic.weight)
         ratio = pull.flatten(1).norm(dim=1) / push.flatten(1).norm(dim=1).clamp(min=1e-12)
         return self.critic.weight * ratio.clamp(max=ADAPTIVE_LIMIT)
 
     def critic_turn(self, nets: Nets, batch: ImageBatch, context: Context) -> Loss:
         """Judges the pictures that the tokenizer just made; now and then the penalty."""
+        critic = nets["critic"]
+        parts, seen = self.judged(critic, context.handed["tokenizer"], batch.images, context.step)
+        return judged_sums(critic, parts, seen, batch.valid)
+
+    def judged(
+        self, critic: nn.Module, made: Tensor, real: Tensor, step: int, mean: Callable[[Tensor], Tensor] | None = None
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The critic's terms and its mean logits, one number a row of logits each; the penalty is of `mean` of all logits."""
         assert self.critic is not None
-        critic, made = critic_of(nets), context.handed["tokenizer"]
         penalty, parts = self.critic.penalty, {}
-        if penalty is not None and context.step % penalty.every == 0:
+        if penalty is not None and step % penalty.every == 0:
             made_logits = critic(made).flatten(1)
-            real_logits, squared_slope = judge_with_slope(critic, batch.images)
+            real_logits, squared_slope = judge_with_slope(critic, real, mean)
             parts["penalty"] = penalty.weight / 2 * penalty.every * squared_slope
         else:
-            made_logits, real_logits = critic(torch.cat([made, batch.images])).flatten(1).chunk(2)
+            made_logits, real_logits = critic(torch.cat([made, real])).flatten(1).chunk(2)
         parts[self.critic.loss] = self.contest(real_logits, made_logits)
-        if critic.past is not None:
-            parts["lecam"] = critic.past.penalty(real_logits, made_logits)
-        total = sum_of(parts)
-        seen = {"real_logit": real_logits.mean(1), "made_logit": made_logits.mean(1)}
-        judged = summed(total, parts | seen, batch)
-        sums = {name: judged.parts[name] for name in seen} | {"judged": judged.weight}
-        return judged if critic.past is None else replace(judged, stats=sums)
+        if (past := past_of(critic)) is not None:
+            parts["lecam"] = past.penalty(real_logits, made_logits)
+        return parts, {"real_logit": real_logits.mean(1), "made_logit": made_logits.mean(1)}
 
     def measure(self, nets: Nets, batch: ImageBatch, context: Context) -> Loss:
         """Validation: what a user would see, so clamped to the range of pixels. Of the quantizer's terms only the commitment: the
@@ -128,7 +147,7 @@ class ImageLosses:
         seen = made.images.clamp(-1, 1)
         parts |= {"psnr": psnr(seen, batch.images), "ssim": ssim(seen, batch.images)}
         parts |= {name: term for name, term in made.quantized.terms.items() if name == "commitment"}
-        return summed(total, parts, batch, {"codes": tokenizer.quantizer.counts(made.ids, batch.valid)})
+        return summed(total, parts, batch.valid, {"codes": tokenizer.quantizer.counts(made.ids, batch.valid)})
 
     @staticmethod
     def digest(stats: Mapping[str, Tensor]) -> dict[str, float]:
@@ -137,17 +156,24 @@ class ImageLosses:
 
 
 def summed(
-    total: Tensor, parts: dict[str, Tensor], batch: ImageBatch, stats: dict[str, Tensor] | None = None, hand: Tensor | None = None
+    total: Tensor, parts: dict[str, Tensor], valid: Tensor, stats: dict[str, Tensor] | None = None, hand: Tensor | None = None
 ) -> Loss:
-    """Numbers of pictures to sums over the valid ones."""
-    valid = batch.valid.float()
+    """Numbers of samples to sums over the valid ones."""
+    counted = valid.float()
     return Loss(
-        (total * valid).sum(),
-        valid.sum(),
-        {name: (part.detach() * valid).sum() for name, part in parts.items()},
+        (total * counted).sum(),
+        counted.sum(),
+        {name: (part.detach() * counted).sum() for name, part in parts.items()},
         stats or {},
         hand,
     )
+
+
+def judged_sums(critic: nn.Module, parts: dict[str, Tensor], seen: dict[str, Tensor], valid: Tensor) -> Loss:
+    """The critic's turn from numbers of samples; with LeCam its mean logits are statistics, too."""
+    judged = summed(sum_of(parts), parts | seen, valid)
+    sums = {name: judged.parts[name] for name in seen} | {"judged": judged.weight}
+    return judged if past_of(critic) is None else replace(judged, stats=sums)
 
 
 def slope_of(terms: Tensor, picture: Tensor) -> Tensor:
@@ -160,18 +186,19 @@ def with_slope(value: Tensor, slope: Tensor, picture: Tensor) -> Tensor:
     return value.detach() + (slope * (picture - picture.detach())).flatten(1).sum(1)
 
 
-def judge_with_slope(critic: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits, and the squared gradient of their mean at each picture, |g|^2.
+def judge_with_slope(critic: nn.Module, images: Tensor, mean: Callable[[Tensor], Tensor] | None = None) -> tuple[Tensor, Tensor]:
+    """Logits, and the squared gradient of their mean (of each picture, or another one) at each picture, |g|^2.
 
     The gradient of |g|^2 with respect to the weights is that of 2 <g, d> with d = g held fixed, and <g, d> is a derivative along
     a direction, which the critic computes beside its logits. So no gradient is differentiated: the critic stays compiled, and
     torch's second derivative of a convolution, whose kernel is as large as the picture, is avoided (27 ms for one layer).
     """
+    mean = mean or (lambda logits: logits.mean(1))
     with frozen(critic.parameters()):
         leaf = images.detach().requires_grad_(True)
-        slope = slope_of(critic(leaf).flatten(1).mean(1), leaf)
+        slope = slope_of(mean(critic(leaf).flatten(1)), leaf)
     logits, along = critic(images, slope).flatten(1).chunk(2)
-    product = along.mean(1)
+    product = mean(along)
     return logits, slope.flatten(1).square().sum(1) + 2 * (product - product.detach())
 
 
@@ -182,19 +209,19 @@ def tokenizer_of(nets: Nets) -> ImageTokenizer:
     return tokenizer
 
 
-def critic_of(nets: Nets) -> Critic:
-    """The opponent, by its type."""
-    critic = nets["critic"]
-    assert isinstance(critic, Critic)
-    return critic
+def past_of(critic: nn.Module) -> PastLogits | None:
+    """What LeCam follows, where it is used."""
+    past = critic.past
+    assert past is None or isinstance(past, PastLogits)
+    return past
 
 
-def tokenizer_sums(tokenizer: ImageTokenizer, made: Reconstruction, valid: Tensor) -> dict[str, Tensor]:
+def tokenizer_sums(tokenizer: LatentTokenizer, latents: Tensor, quantized: Quantized, valid: Tensor) -> dict[str, Tensor]:
     """What `follow` and the log need: counts of codes, sums over latents, and the quantizer's own under its name."""
-    own = tokenizer.quantizer.sums(made.quantized.prepared, made.ids, valid)
+    own = tokenizer.quantizer.sums(quantized.prepared, quantized.ids, valid)
     return {
-        "codes": tokenizer.quantizer.counts(made.ids, valid),
-        **latent_sums(made.latents, valid),
+        "codes": tokenizer.quantizer.counts(quantized.ids, valid),
+        **latent_sums(latents, valid),
         **{QUANTIZER + name: value for name, value in own.items()},
     }
 
@@ -203,11 +230,18 @@ def follow(nets: Nets, stats: Mapping[str, Tensor], step: int) -> None:
     """`Stage.after`: all that is learned from sums over the whole global batch instead of by gradients."""
     follow_latents(nets, stats, step)
     own = {name.removeprefix(QUANTIZER): value for name, value in stats.items() if name.startswith(QUANTIZER)}
-    tokenizer_of(nets).quantizer.follow(own, step)
+    latent_tokenizer_of(nets).quantizer.follow(own, step)
     if "judged" in stats:  # in steps with a critic's turn, with LeCam
-        past = critic_of(nets).past
+        past = past_of(nets["critic"])
         assert past is not None
         past.follow(stats["real_logit"] / stats["judged"], stats["made_logit"] / stats["judged"])
+
+
+def latent_tokenizer_of(nets: Nets) -> LatentTokenizer:
+    """The trained net, of pictures or of clips."""
+    tokenizer = nets["tokenizer"]
+    assert isinstance(tokenizer, LatentTokenizer)
+    return tokenizer
 
 
 def latent_sums(latents: Tensor, valid: Tensor) -> dict[str, Tensor]:
@@ -223,7 +257,7 @@ def latent_sums(latents: Tensor, valid: Tensor) -> dict[str, Tensor]:
 
 def follow_latents(nets: Nets, stats: Mapping[str, Tensor], step: int) -> None:
     """The tokenizer's running mean and deviation of its latents."""
-    tokenizer = tokenizer_of(nets)
+    tokenizer = latent_tokenizer_of(nets)
     mean = stats["latent_sum"] / stats["latent_count"]
     variance = (stats["latent_square"] / stats["latent_count"] - mean.square()).clamp(min=0)
     share = max(0.05, 1 / (step + 1))  # the plain mean of the first twenty steps, then a moving one

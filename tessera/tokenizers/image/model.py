@@ -100,27 +100,42 @@ class Decoder(nn.Module):
         return self.out(F.silu(self.norm(self.layers(channels_last(codes)))))
 
 
-class ImageTokenizer(nn.Module):
-    """The trained net. `contracts.Tokenizer` by its encode, decode and vocab_size.
+class LatentTokenizer(nn.Module):
+    """What image and video tokenizers share: latents, standardised by their running mean and deviation before they are quantized.
 
-    Latents are standardised by their running mean and deviation before they are quantized. Otherwise a channel can drift to where
-    FSQ's tanh is flat and stay there: on emoji, at width 256, seven eighths of the codes were lost in this way. For LFQ it puts
-    the thresholds amid the values, for VQ it spreads the directions; both then normalise each vector by themselves. The
-    statistics are those of past steps, so no sample sees another one.
-    Ids are b h w, with a residual quantizer b h w q; vocab_size is that of one id.
+    Otherwise a channel can drift to where FSQ's tanh is flat and stay there: on emoji, at width 256, seven eighths of the codes
+    were lost in this way. For LFQ it puts the thresholds amid the values, for VQ it spreads the directions; both then normalise
+    each vector by themselves. The statistics are those of past steps, so no sample sees another one.
     """
 
     latent_mean: Tensor
     latent_variance: Tensor
+    quantizer: Quantizer
+
+    def quantize_by(self, config: QuantizerConfig) -> None:
+        """The last step of building: the quantizer draws its first codes behind the layers."""
+        self.vocab_size = config.vocab_size
+        self.quantizer = config.build()
+        self.register_buffer("latent_mean", torch.zeros(config.width))
+        self.register_buffer("latent_variance", torch.ones(config.width))
+        store_channels_last(self)
+
+    def standardise(self, latents: Tensor) -> Tensor:
+        """... d -> the same with zero mean and unit deviation over the training data."""
+        return (latents.float() - self.latent_mean) * torch.rsqrt(self.latent_variance + 1e-6)
+
+
+class ImageTokenizer(LatentTokenizer):
+    """The trained net. `contracts.Tokenizer` by its encode, decode and vocab_size.
+
+    Ids are b h w, with a residual quantizer b h w q; vocab_size is that of one id.
+    """
 
     def __init__(self, config: ImageTokenizerConfig, channels: int) -> None:
         super().__init__()
-        self.stride, self.vocab_size = config.stride, config.quantizer.vocab_size
+        self.stride = config.stride
         self.encoder, self.decoder = Encoder(config, channels), Decoder(config, channels)
-        self.quantizer: Quantizer = config.quantizer.build()
-        self.register_buffer("latent_mean", torch.zeros(config.quantizer.width))
-        self.register_buffer("latent_variance", torch.ones(config.quantizer.width))
-        store_channels_last(self)
+        self.quantize_by(config.quantizer)
 
     def forward(self, images: Tensor, valid: Tensor | None = None) -> Reconstruction:
         """There and back, with gradients: b c h w in [-1, 1]; valid: b, which samples the quantizer's auxiliary terms count."""
@@ -131,14 +146,8 @@ class ImageTokenizer(nn.Module):
 
     def latent(self, images: Tensor) -> Tensor:
         """b c h w -> b h/s w/s d, not yet bounded. Convolutions would round another size down without a word."""
-        height, width = images.shape[-2:]
-        if height % self.stride or width % self.stride:
-            raise ValueError(f"pictures of {height} x {width} pixels cannot be divided by the tokenizer's stride {self.stride}")
+        check_size(images, self.stride)
         return rearrange(self.encoder(images), "b d h w -> b h w d")
-
-    def standardise(self, latents: Tensor) -> Tensor:
-        """b h/s w/s d -> the same with zero mean and unit deviation over the training data."""
-        return (latents.float() - self.latent_mean) * torch.rsqrt(self.latent_variance + 1e-6)
 
     def encode(self, x: Tensor) -> Tensor:
         """b c h w -> b h/s w/s, or b h/s w/s q"""
@@ -158,3 +167,10 @@ class ImageTokenizer(nn.Module):
     def decode_latent(self, codes: Tensor) -> Tensor:
         """b d h/s w/s -> b c h w in [-1, 1]"""
         return self.decoder(codes).float().clamp(-1, 1)
+
+
+def check_size(images: Tensor, stride: int) -> None:
+    """... h w must be whole tokens."""
+    height, width = images.shape[-2:]
+    if height % stride or width % stride:
+        raise ValueError(f"pictures of {height} x {width} pixels cannot be divided by the tokenizer's stride {stride}")

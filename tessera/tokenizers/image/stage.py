@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from tessera.config import Config, OptimConfig
-from tessera.contracts import Best, Stage, Turn
+from tessera.contracts import Best, LossFunction, Stage, Turn
 from tessera.nn.conv import ResidualBlock
 from tessera.nn.perceptual import VGG16Distance
 from tessera.tokenizers.image.critic import Critic, CriticConfig
@@ -50,15 +50,7 @@ def build_stage(config: ImageTokenizerStageConfig, channels: int, perceptual: nn
     if config.critic is not None:
         nets["critic"] = Critic(config.critic, channels)
         optim["critic"] = config.critic_optim
-        turns.append(
-            Turn(
-                name="critic",
-                trains=("critic",),
-                loss=losses.critic_turn,
-                max_grad_norm=config.critic_optim.max_grad_norm,
-                start=config.critic.first_step,
-            )
-        )
+        turns.append(critic_turn_of(config.critic, losses.critic_turn, config.critic_optim))
     return Stage(
         nets=nets,
         frozen={} if perceptual is None else {"perceptual": perceptual},
@@ -74,3 +66,8 @@ def build_stage(config: ImageTokenizerStageConfig, channels: int, perceptual: nn
         sharded=(Encoder, Decoder),
         checkpointed=(ResidualBlock,),
     )
+
+
+def critic_turn_of(critic: CriticConfig, loss: LossFunction, optim: OptimConfig) -> Turn:
+    """The opponent's turn, behind the tokenizer's."""
+    return Turn(name="critic", trains=("critic",), loss=loss, max_grad_norm=optim.max_grad_norm, start=critic.first_step)

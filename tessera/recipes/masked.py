@@ -1,0 +1,100 @@
+"""What recipes with a masked generator share: its nets, its previews, and drawing tokens from captions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tessera.batches import TokenBatch
+from tessera.config import UserError
+from tessera.contracts import Context, Nets, Tokenizer
+from tessera.generators.masked.losses import MaskedLossConfig, MaskedLosses
+from tessera.generators.masked.model import Low
+from tessera.generators.masked.replay import GraphedSampler
+from tessera.generators.masked.sample import MaskedSampleConfig, sample
+from tessera.generators.masked.stage import MaskedStageConfig, build_nets
+from tessera.recipes.captions import Prompts
+from tessera.recipes.precision import full_precision
+from tessera.text.encoders import NoTextConfig, PrecomputedTextConfig, TextConfig, build_encoder, encode_text, text_width
+
+
+def masked_nets(
+    text: TextConfig, stage: MaskedStageConfig, vocab_size: int, grid: Sequence[int], low: Low | None = None
+) -> dict[str, nn.Module]:
+    """Fresh ones for a token grid, with a text encoder of their own where one is trained."""
+    encoder = build_encoder(text)
+    return build_nets(stage, vocab_size=vocab_size, grid=grid, text_width=text_width(text), encoder=encoder, low=low)
+
+
+def reads_captions(text: TextConfig) -> bool:
+    """Whether a generator learns from the captions of the data."""
+    return not isinstance(text, (NoTextConfig, PrecomputedTextConfig))
+
+
+@torch.no_grad()
+def encode_exactly(tokenizer: nn.Module, x: Tensor) -> Tensor:
+    """As `Session.encode` does, so that cached ids are those that a user gets."""
+    assert isinstance(tokenizer, Tokenizer)
+    with full_precision(x.device):
+        return tokenizer.encode(x)
+
+
+class TokenDrawer:
+    """Captions to tokens by the masked generators of a run. A sampler is kept for each way to draw, with its recordings."""
+
+    def __init__(self, text: TextConfig, device: torch.device, bf16: bool) -> None:
+        self.prompts, self.bf16 = Prompts(text, device), bf16
+        self._samplers: dict[tuple[str, str], GraphedSampler] = {}
+
+    def forget(self) -> None:
+        """Steps that were recorded, because the networks have changed."""
+        self._samplers.clear()
+
+    def __call__(
+        self, stage: str, nets: Nets, options: MaskedSampleConfig, captions: Sequence[str | None], seeds: Tensor, *,
+        negatives: Sequence[str | None] | None = None, known: Tensor | None = None, low: Tensor | None = None,
+        frames: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """ids b ... on the grid of the stage's generator; `known`, `low` and `frames` as `masked.sample` takes them."""
+        generator: Any = nets["generator"]
+        text = self.prompts(nets, captions)
+        negative = None if negatives is None or options.guidance == 1 else self.prompts(nets, negatives)
+        if options.order == "critic" and "critic" not in nets:
+            raise UserError(f"order critic needs a critic, and {stage} has none; train one: {stage}.critic.kind=net, or head")
+        key = stage, options.model_dump_json()
+        if key not in self._samplers:
+            self._samplers[key] = GraphedSampler(generator, options, nets.get("critic"), self.bf16)
+        return self._samplers[key](text, seeds, negative, known, low, frames).unflatten(1, generator.grid)
+
+
+def draw_preview(
+    options: MaskedSampleConfig, nets: Nets, batch: TokenBatch, low: Tensor | None = None, frames: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Ids drawn from the batch's captions with the seeds 0, 1, ..., and those seeds."""
+    generator: Any = nets["generator"]
+    seeds, text = torch.arange(len(batch.keys), device=batch.ids.device), encode_text(nets, batch.text)
+    return sample(generator, text, seeds, options, low=low, critic=nets.get("critic"), frames=frames), seeds
+
+
+@torch.no_grad()
+def token_loss(config: MaskedLossConfig, nets: Nets, batches: Iterable[TokenBatch]) -> dict[str, float]:
+    """Cross-entropy of hidden tokens, in nats, and the share guessed right."""
+    losses, sums = MaskedLosses(config), torch.zeros(3, dtype=torch.float64)
+    for batch in batches:
+        loss = losses.measure(nets, batch, Context(0, 0, batch.positions))
+        sums += torch.stack([loss.total, loss.weight, loss.parts["right"]]).double().cpu()
+    total, weight, right = sums.tolist()
+    return {"loss": total / weight, "right": right / weight}
+
+
+def facts_of(batch: TokenBatch, seeds: Tensor) -> dict[str, Any]:
+    """For the JSON beside a preview."""
+    return {"keys": list(batch.keys), "captions": list(batch.captions), "seeds": seeds.tolist()}
+
+
+def options_of(options: MaskedSampleConfig) -> MaskedSampleConfig:
+    """What of a recipe's sample section concerns the generator."""
+    return MaskedSampleConfig(**{name: getattr(options, name) for name in MaskedSampleConfig.model_fields})

@@ -1,0 +1,168 @@
+"""The stages in the order in which they train, and what each reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tessera.batches import TokenBatch, VideoBatch, to_uint8
+from tessera.config import Layer, UserError, build, layer_of
+from tessera.contracts import Context, Nets, Preview, Stage, Train
+from tessera.data.clips import ClipLoader, ClipViews, frame_rate
+from tessera.data.loader import Feed
+from tessera.data.prepare import TokenCache, TokenPlan, write_tokens
+from tessera.data.sources import Source
+from tessera.data.tokens import TokenLoader
+from tessera.generators.masked.stage import build_stage as build_masked
+from tessera.media.clip_files import frame_sheet, grid_gif
+from tessera.media.clips import Clip
+from tessera.media.images import encode_png
+from tessera.nn.perceptual import load_vgg16
+from tessera.nn.similarity import psnr
+from tessera.recipes.captions import settle_captions, training_text
+from tessera.recipes.masked import draw_preview, encode_exactly, facts_of, masked_nets, reads_captions
+from tessera.recipes.phenaki.config import PhenakiConfig
+from tessera.tokenizers.video.critic import frames_of
+from tessera.tokenizers.video.losses import clip_mean
+from tessera.tokenizers.video.model import VideoTokenizer, num_frames
+from tessera.tokenizers.video.stage import build_stage
+
+PREVIEW_SIDE = 96  # pixels that a frame of a preview has at least
+
+
+def steps(config: PhenakiConfig) -> Sequence[Train]:
+    """Tokenizer, then base."""
+    return [tokenizer_step(config), base_step(config)]
+
+
+def adopt(config: PhenakiConfig, read: Callable[[str], Any]) -> PhenakiConfig:
+    """A tokenizer that comes from elsewhere brings its own architecture."""
+    if config.base.needs.tokenizer is None:
+        return config
+    origin = str(Path(config.base.needs.tokenizer).absolute())
+    other = read(origin)
+    if other.recipe != config.recipe:
+        raise UserError(
+            f"{origin} is of recipe {other.recipe} and holds no tokenizer of clips; name RUN/tokenizer of a phenaki run"
+        )
+    if other.data.channels != config.data.channels:
+        raise UserError(
+            f"{origin} was trained on clips of {other.data.channels} channels, data.channels is {config.data.channels}; "
+            f"set data.channels={other.data.channels}, or name another tokenizer"
+        )
+    changes = {
+        "tokenizer": {"model": other.tokenizer.model.model_dump(mode="json")},
+        "base": {"needs": {"tokenizer": origin}},
+    }
+    made = build(PhenakiConfig, [layer_of(config, "config"), Layer.of(changes, "the tokenizer that needs.tokenizer names")])
+    assert isinstance(made, PhenakiConfig)
+    return made
+
+
+def settle(config: PhenakiConfig, source: Source) -> PhenakiConfig:
+    """What only the data knows: how captions are read, and how fast clips are shown."""
+    text = settle_captions(config.text, source, config.data.validation_fraction)
+    sample = config.sample
+    if sample.fps is None:
+        sample = sample.model_copy(update={"fps": frame_rate(source, config.data)})
+    changed = text != config.text or sample != config.sample
+    return config.model_copy(update={"text": text, "sample": sample}) if changed else config
+
+
+# --- tokenizer
+
+
+def tokenizer_step(config: PhenakiConfig) -> Train:
+    """Stage 1."""
+
+    def build_tokenizer() -> Stage:
+        wanted = config.tokenizer.loss.perceptual
+        perceptual = None if wanted is None else load_vgg16(wanted.path)
+        stage = build_stage(config.tokenizer, config.data.channels, perceptual)
+        return replace(stage, preview=partial(preview_reconstructions, config))
+
+    return Train(
+        name="tokenizer",
+        batch_size=config.tokenizer.batch_size,
+        steps=config.tokenizer.steps,
+        build=build_tokenizer,
+        serves=lambda: {"tokenizer": VideoTokenizer(config.tokenizer.model, config.data.channels)},
+        feed=lambda nets, feed: ClipLoader.of(feed),
+        origin=config.base.needs.tokenizer,
+    )
+
+
+def preview_reconstructions(config: PhenakiConfig, raw: Nets, averaged: Nets, batch: VideoBatch, context: Context) -> Preview:
+    """Three rows: the clips, and what averaged and raw weights make of them."""
+    rows = {"real": batch.frames}
+    facts: dict[str, object] = {"keys": list(batch.keys), "captions": list(batch.captions)}
+    for name, nets in (("ema", averaged), ("raw", raw)):
+        rows[name] = nets["tokenizer"](batch.frames).frames.clamp(-1, 1)
+        alike = clip_mean(psnr(frames_of(rows[name]), frames_of(batch.frames)), batch.mask)
+        facts[f"psnr_{name}"] = [round(value, 3) for value in alike.tolist()]
+    return preview_of(config, rows, batch.lengths.tolist(), batch.captions, facts)
+
+
+def preview_of(
+    config: PhenakiConfig, rows: Mapping[str, Tensor], lengths: Sequence[int], captions: Sequence[str | None], facts: Any
+) -> Preview:
+    """Named rows of clips, b c t h w, as a gif in which all of them move, and as a sheet of frames."""
+    fps, scale = config.sample.fps or 8.0, max(1, PREVIEW_SIDE // config.data.resolution)
+    clips = {name: clips_of(frames, lengths, fps) for name, frames in rows.items()}
+    texts = [caption or "" for caption in captions]
+    moving = grid_gif(list(clips.values()), row_names=list(clips), captions=texts, scale=scale)
+    strips = [clip for column in zip(*clips.values(), strict=True) for clip in column]
+    names = [f"{name}: {text}" for text in texts for name in clips]
+    return Preview("gif", moving, facts, beside={"png": encode_png(frame_sheet(strips, captions=names))})
+
+
+def clips_of(frames: Tensor, lengths: Sequence[int], fps: float) -> list[Clip]:
+    """b c t h w in [-1, 1] -> clips, each as long as it is."""
+    arrays = to_uint8(frames).permute(0, 2, 3, 4, 1).cpu().numpy()
+    return [Clip(array[:length], fps) for array, length in zip(arrays, lengths, strict=True)]
+
+
+# --- generator
+
+
+def base_step(config: PhenakiConfig) -> Train:
+    """Stage 2: the tokens of clips."""
+    model = config.tokenizer.model
+
+    def feed(nets: Nets, feed: Feed) -> TokenLoader:
+        vocab_size = model.quantizer.vocab_size
+        plan = TokenPlan.of(feed.config, feed.needs["tokenizer"], vocab_size, config.data.resolution, model.time_stride)
+        views = ClipViews(feed.source, feed.config, plan.views, feed.seed)
+        tokens = write_tokens(feed, plan, partial(encode_exactly, nets["tokenizer"]), views)
+        return TokenLoader(feed, TokenCache(tokens), training_text(config.text, feed))
+
+    def make_nets() -> dict[str, nn.Module]:
+        return masked_nets(config.text, config.base, model.quantizer.vocab_size, config.grid)
+
+    return Train(
+        name="base",
+        batch_size=config.base.batch_size,
+        steps=config.base.steps,
+        build=lambda: replace(build_masked(config.base, make_nets()), preview=partial(preview_base, config)),
+        serves=make_nets,
+        feed=feed,
+        needs={"tokenizer": "tokenizer"},
+        captioned=reads_captions(config.text),
+    )
+
+
+def preview_base(config: PhenakiConfig, raw: Nets, averaged: Nets, batch: TokenBatch, context: Context) -> Preview:
+    """Two rows: what the tokenizer keeps of the fixed samples, and what the generator draws from their captions, as long."""
+    tokenizer: Any = averaged["tokenizer"]
+    assert batch.lengths is not None
+    present = torch.arange(batch.ids.shape[1], device=batch.ids.device) < batch.lengths[:, None]
+    ids, seeds = draw_preview(config.sample, averaged, batch, frames=present)
+    rows = {"tokenizer": tokenizer.decode(batch.ids), "drawn": tokenizer.decode(ids.view_as(batch.ids))}
+    lengths = [num_frames(length, config.tokenizer.model.time_stride) for length in batch.lengths.tolist()]
+    return preview_of(config, rows, lengths, batch.captions, facts_of(batch, seeds))
