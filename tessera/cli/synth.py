@@ -49,6 +49,28 @@ def furniture(
     _print_made(out, n, "meshes", "meshgpt")
 
 
+@synth_app.command("digits")
+def digits(
+    out: Out,
+    n: Annotated[int, typer.Option(help="Training clips; an eighth as many are held out.")] = 1000,
+    seed: Seed = 0,
+    size: Annotated[int, typer.Option(help="Pixels of a side.")] = 64,
+    frames: Annotated[int, typer.Option(help="Frames of a clip, 5 to 129.")] = 17,
+    max_digits: Annotated[int, typer.Option(help="Digits in a clip: 1 or 2.")] = 2,
+    num_kinds: Annotated[int, typer.Option(help="Kinds of digit, 2 to 10: 0, 1, ...")] = 10,
+    num_directions: Annotated[int, typer.Option(help="Directions, 2 to 8: left, right, up, down, then the diagonals.")] = 4,
+    num_colours: Annotated[int, typer.Option(help="Colours, 2 to 6.")] = 6,
+) -> None:
+    """Clips of moving handwritten digits: "a red 7 moves left slowly and a green 3 moves up fast"."""
+    from tessera.data.synth.digits import write_digits
+
+    write_digits(
+        out, n, seed, image_size=size, frames=frames, max_digits=max_digits, num_kinds=num_kinds,
+        num_directions=num_directions, num_colours=num_colours,
+    )  # fmt: skip
+    _print_made(out, n, "clips", "phenaki")
+
+
 def _print_made(out: Path, n: int, what: str, recipe: str) -> None:
     print(f"{n:,} {what} in {out / 'train'}, {max(1, n // 8):,} of held-out combinations in {out / 'heldout'}")
     print(f"next: tessera train {recipe} --data {shlex.quote(str(out))}")

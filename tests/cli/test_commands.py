@@ -134,6 +134,19 @@ def test_data_synth_furniture(tessera: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
+def test_data_synth_digits(tessera: Run, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    ended = tessera("data", "synth", "digits", "--out", "made", "--n", 8, "--frames", 5, "--size", 32, "--max-digits", 1)
+    assert ended.code == 0
+    assert "8 clips in made/train, 1 of held-out combinations in made/heldout" in ended.out
+    assert ended.out.splitlines()[-1] == "next: tessera train phenaki --data made"
+    assert len(list((tmp_path / "made" / "train").glob("*.gif"))) == len(list((tmp_path / "made" / "train").glob("*.txt"))) == 8
+    about = json.loads((tmp_path / "made" / "synth.json").read_text())
+    assert (about["frames"], about["image_size"], about["max_digits"]) == (5, 32, 1)
+    assert tessera("data", "synth", "digits", "--out", "other", "--frames", 2).code == 2
+    assert not (tmp_path / "other").exists()
+
+
 def test_bench(tessera: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from tessera import bench
 

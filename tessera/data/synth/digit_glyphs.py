@@ -22,7 +22,7 @@ Part = Literal["reader", "train", "heldout"]
 SIDE = 8  # of a glyph as it is stored
 STARTS = (0, 130, 256, 386, 516, 646, 776, 906, 1029, 1157, 1287, 1415, 1545, 1667)  # of each writer's form
 NUM_GLYPHS = 1797
-WRITERS: dict[Part, tuple[int, ...]] = {"reader": (1, 3, 4, 5, 6, 8, 12, 13), "train": (0, 2, 7, 11), "heldout": (9, 10)}
+WRITERS: dict[Part, tuple[int, ...]] = {"reader": (0, 1, 3, 4, 5, 6, 8, 12, 13), "train": (2, 7, 11), "heldout": (9, 10)}
 FAINT, FULL = 0.2, 0.65  # greys between the two are the edge of the ink
 
 

@@ -21,10 +21,11 @@ Floats = NDArray[np.float64]
 
 WINDOW = 28 / 64  # side of the part of a picture that holds one digit, over the picture's
 SAMPLES = 28  # per axis of that part
-CELLS, BINS = 5, 8  # places per axis, and directions, of the histograms
+CELLS, BINS = 6, 8  # places per axis, and directions, of the histograms
 WIDTH, RIDGE = 4.0, 0.1  # of the kernel exp(-WIDTH d^2), and what is added to its diagonal
 HEIGHT = 22.0  # of the glyphs that are learnt, in samples
-BLUR = 1.2  # standard deviation, in samples, of the second copy that is learnt
+SMOOTH = 0.8  # standard deviation, in samples, of a blur before gradients are taken: noise has steep ones
+BLUR = 1.2  # of the second copy that is learnt
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ def blur(pictures: Floats, deviation: float) -> Floats:
 
 def features(crops: Floats) -> Floats:
     """t 28 28 -> t d, of length 1: how much gradient there is in each direction around each place."""
-    padded = np.pad(crops, ((0, 0), (1, 1), (1, 1)))
+    padded = np.pad(blur(crops, SMOOTH), ((0, 0), (1, 1), (1, 1)))
     dx, dy = padded[:, 1:-1, 2:] - padded[:, 1:-1, :-2], padded[:, 2:, 1:-1] - padded[:, :-2, 1:-1]
     angles = np.arctan2(dy, dx) / (2 * np.pi) * BINS
     turned = np.abs((angles[:, None] - np.arange(BINS)[:, None, None] + BINS / 2) % BINS - BINS / 2)  # to each direction

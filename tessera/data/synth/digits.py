@@ -60,7 +60,7 @@ BACKGROUND = (16, 16, 24)
 
 HEIGHTS = (0.32, 0.36)  # of a digit's box
 NARROW = 0.8  # of that box is wide enough for the ink
-MARGIN = 0.01  # between a digit's box and the picture's edge
+MARGIN = 0.03  # between a digit's box and the picture's edge
 GAP = 0.03  # between two digits that are kept apart
 TRIES = 24  # places drawn for two digits, until they are apart or the best is taken
 LEVELS = 16  # of ink: two digits have 16 * 16 colours between them, as many as a gif can hold
@@ -126,7 +126,7 @@ def caption(scene: Scene) -> str:
     return " and ".join(f"a {m.colour} {m.digit} moves {m.direction} {m.speed}" for m in scene.movers)
 
 
-_MOVER = re.compile(rf"a ({'|'.join(COLOURS)}) (\d) moves ({'|'.join(DIRECTIONS)}) ({'|'.join(SPEEDS)})")
+_MOVER = re.compile(rf"a ({'|'.join(COLOURS)}) ([0-9]) moves ({'|'.join(DIRECTIONS)}) ({'|'.join(SPEEDS)})")
 
 
 def parse_caption(text: str) -> Scene | None:
