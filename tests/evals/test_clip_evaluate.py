@@ -17,8 +17,9 @@ from tessera.contracts import Scene
 from tessera.evals import ClipMaterial, ClipSide, ClipSubject, Evaluation, evaluate_clips, lines, load_clips, write_evaluation
 from tessera.evals.clip_attributes import Classifier
 from tessera.evals.clip_evaluate import Clips
-from tessera.evals.clip_stories import Story, identity_by_features, identity_by_slots, write_stories
+from tessera.evals.clip_stories import Story, identity_by_features, identity_by_slots, turned_back, write_stories
 from tessera.evals.slots import find_slots
+from tessera.media.clips import Frames
 from tests.evals.moving_blocks import blocks
 
 QUICK = VideoEvaluateConfig(n=12, fit_steps=1, resamples=3, stories=4)
@@ -214,3 +215,47 @@ def test_sides_of_a_folder(tmp_path: Path) -> None:
     assert set(both) == known
     short = [clip for clip in side.clips if len(clip) <= 6]
     assert any(np.array_equal(short[0], clip) for clip in (*found.train.clips, *found.held_out.clips))
+
+
+class Told:
+    """An oracle that reads digit and colour from the first pixel: 100 and more is a red 3."""
+
+    def judge(self, clip: Frames, asked: str) -> dict[str, bool]:
+        right, forth = (clip[0, 0, 0, 0] >= 100) == ("red 3" in asked), bool(clip[-1, 0, 0, 0] > clip[0, 0, 0, 0])
+        way = forth == ("right" in asked)
+        return {"digit": right, "colour": right, "direction": way, "joint": right and way}
+
+
+def rising(first: int) -> Frames:
+    return np.repeat(np.arange(first, first + 4, dtype=np.uint8).reshape(4, 1, 1, 1), 16 * 16 * 3, 1).reshape(4, 16, 16, 3)
+
+
+def test_an_oracle_judges_rows_and_stories() -> None:
+    """Half of the clips are a red 3, half a blue 7, all move right. Told stories forget what they are in the last scene."""
+    captions = ("a red 3 moves right slowly", "a blue 7 moves right slowly") * 4
+    side = ClipSide(tuple(rising(100 if "red" in caption else 10) for caption in captions), captions)
+    material = ClipMaterial(side, side, 8, "", Told())
+
+    def tell(stories: Sequence[Sequence[Scene]], seed: int) -> Clips:
+        assert [scene.caption for scene in stories[1]] == [captions[1], "a blue 7 moves left slowly", captions[1]]
+        starts = [100 if "red" in scenes[0].caption else 10 for scenes in stories]
+        return [np.concatenate([rising(start), rising(start)[::-1], rising(100)]) for start in starts]
+
+    report = evaluate_clips(
+        ClipSubject(sample=lambda texts, lengths, seed: [rising(100)] * len(texts), tell=tell), material, QUICK
+    ).report
+    rows = report["oracle"]["rows"]
+    assert rows["real"]["joint"] == 1
+    assert (rows["samples"]["joint"], rows["samples"]["direction"]) == (0.5, 1)
+    assert (rows["reversed"]["direction"], rows["reversed"]["digit"]) == (0, 1)
+    assert rows["still"]["joint"] == 0
+    assert rows["samples"]["directions"] == {"right": {"direction": 1, "joint": 0.5, "n": 8}}
+    assert report["identity"]["rows"]["kept"] == {"joint": 0.5, "digit": 0.5, "colour": 0.5}
+    assert report["identity"]["rows"]["apart"] == {"joint": 0, "digit": 0, "colour": 0}
+    assert report["attributes"] == {"skipped": "an oracle judges these data"}
+    assert report["health"]["measure"] == "oracle"
+    assert "directions: right 100.0 of 8" in "\n".join(lines(report))
+
+
+def test_digits_turn_back() -> None:
+    assert [turned_back(way) for way in ("left", "up", "up left", "down right")] == ["right", "down", "down right", "up left"]
