@@ -229,7 +229,7 @@ class Chunk:
     redraw: Tensor | None = None  # b h w bool with `pictures`: True where something new is drawn
     mesh: Any = None  # a part of a mesh, of which a whole one is made
     frames: Tensor | None = None  # b c t h w in [-1, 1]: frames of a clip that are given, at their places; others hold anything
-    given: Tensor | None = None  # t bool with `frames`: which ones are given
+    given: Tensor | None = None  # t bool with `frames`: which ones are given; what is drawn may be longer than t
     scenes: Sequence[Scene] | None = None  # of a clip of several scenes; then captions are not read
 
 

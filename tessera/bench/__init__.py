@@ -13,6 +13,7 @@ from tessera.bench.masked import large_case, sample_case
 from tessera.bench.masked import train_case as train_masked_case
 from tessera.bench.meshes import CASES as MESH_CASES
 from tessera.bench.timing import device_facts
+from tessera.bench.videos import CASES as VIDEO_CASES
 from tessera.config import UserError, nearest
 
 CASES: dict[str, Callable[[Path | None], dict[str, Any]]] = {
@@ -24,6 +25,7 @@ CASES: dict[str, Callable[[Path | None], dict[str, Any]]] = {
     "image.maskgit.sample": sample_case,
     "image.maskgit.400m": large_case,
     **MESH_CASES,
+    **VIDEO_CASES,
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,12 +139,16 @@ def loader_case(data: Path | None) -> dict[str, Any]:
         source = ImageFolder.open(data, min_side=80)
         cut = Cut(64, None, 0, 1)
         loader = ImageLoader(source, config, cut, seed=0, device=device(), validation_samples=64, preview_samples=8)
-        batches = loader.batches(0)
-        for _ in range(2 * workers):  # the first ones wait for the processes to start
-            next(batches)
-        start, num = time.perf_counter(), 0
-        while time.perf_counter() - start < 5:
-            num += len(next(batches)[0].keys)
-        seconds = time.perf_counter() - start
-        batches.close()
-    return {"items_per_s": round(num / seconds, 1), "workers": workers, "samples": len(source)}
+        rate = read_batches(loader.batches(0), 2 * workers, 5)
+    return {"items_per_s": round(rate, 1), "workers": workers, "samples": len(source)}
+
+
+def read_batches(batches: Generator[Sequence[Any], None, None], warm: int, seconds: float) -> float:
+    """Samples a second, read for so long; the first steps wait for processes to start. Closes the stream."""
+    for _ in range(warm):
+        next(batches)
+    start, num = time.perf_counter(), 0
+    while (passed := time.perf_counter() - start) < seconds:
+        num += sum(len(batch.keys) for batch in next(batches))
+    batches.close()
+    return num / passed

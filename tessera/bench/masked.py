@@ -5,6 +5,7 @@ Variants are words in the environment, TESSERA_BENCH="blocks unmasked"; without 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tessera.batches import TextStates, TokenBatch
 from tessera.bench.images import peer_config, reduced, trainer
@@ -36,6 +37,7 @@ WORDS = {
     "unmasked": "cross-attention sees every text state: no mask, so dropped captions are not dropped",
     "whole": "the vocabulary in one piece, as the peer has it, not as two digits",
     "heads64": "400m: heads of 64 channels, not 128",
+    "frames": "clips: whole frames are shown or taken away, as presets train, which masks attention",
     "fp32": "sampling: pixels in full precision, not bf16",
 }
 
@@ -57,7 +59,7 @@ DRAW = MaskedSampleConfig(steps=18, guidance=3.0, guidance_ramp=False, order="co
 class Size:
     """How large a case is besides its network."""
 
-    side: int  # of the grid of tokens
+    grid: tuple[int, ...]  # of tokens
     batch: int
     vocab_size: int
     text: tuple[int, int]  # states and their width
@@ -109,7 +111,7 @@ def generator(config: MaskedStageConfig, size: Size, words: frozenset[str]) -> M
     """A fresh one on the device."""
     torch.manual_seed(0)
     with digits("whole" in words):
-        nets = build_nets(config, vocab_size=size.vocab_size, grid=(size.side, size.side), text_width=size.text[1])
+        nets = build_nets(config, vocab_size=size.vocab_size, grid=size.grid, text_width=size.text[1])
     net = nets["generator"]
     assert isinstance(net, MaskedTransformer)
     if "unmasked" in words:
@@ -127,7 +129,7 @@ def captions(num: int, size: Size) -> TextStates:
 
 def tokens(num: int, size: Size) -> TokenBatch:
     """Random tokens with such captions, on the device."""
-    ids = torch.randint(0, size.vocab_size, (num, size.side, size.side), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(0, size.vocab_size, (num, *size.grid), generator=torch.Generator().manual_seed(0))
     keys = tuple(str(i) for i in range(num))
     return TokenBatch(
         ids=ids,
@@ -143,7 +145,7 @@ def facts(size: Size, net: MaskedTransformer, words: frozenset[str]) -> dict[str
     """What belongs to every row of this file."""
     return {
         "batch": size.batch,
-        "tokens": size.side**2,
+        "tokens": math.prod(size.grid),
         "vocab_size": size.vocab_size,
         "digits": list(net.digits),
         "width": net.width,
@@ -170,13 +172,13 @@ def timed_training(config: MaskedStageConfig, size: Size, share: int, *, graphs:
 
 def train_case(data: Path | None) -> dict[str, Any]:
     """From tokens: 256 of 65,536, width 512, depth 8, batch 64, text 77 x 512; compiled and recorded, as preset small trains."""
-    size = Size(4, 4, 65_536, (7, 64)) if reduced() else Size(16, 64, 65_536, (77, 512))
+    size = Size((4, 4), 4, 65_536, (7, 64)) if reduced() else Size((16, 16), 64, 65_536, (77, 512))
     return timed_training(PEER, size, 1, graphs=True)
 
 
 def large_case(data: Path | None) -> dict[str, Any]:
     """The generator of preset large, 400 M parameters, 1,024 tokens of 65,536, a micro-batch of 64, text 77 x 512."""
-    size = Size(4, 8, 65_536, (7, 64)) if reduced() else Size(32, 64, 65_536, (77, 512))
+    size = Size((4, 4), 8, 65_536, (7, 64)) if reduced() else Size((32, 32), 64, 65_536, (77, 512))
     return timed_training(LARGE, size, 8, graphs=False)
 
 
@@ -187,39 +189,46 @@ def sample_case(data: Path | None) -> dict[str, Any]:
     words = variant()
     plan = peer_config().model
     vocab_size = plan.quantizer.vocab_size
-    size = Size(4, 2, vocab_size, (7, 64)) if reduced() else Size(16, 16, vocab_size, (77, 512))
+    size = Size((4, 4), 2, vocab_size, (7, 64)) if reduced() else Size((16, 16), 16, vocab_size, (77, 512))
     config = fitted(PEER, words)
     net = generator(config, size, words).eval()
     tokenizer = ImageTokenizer(plan, 3).to(device()).eval()
-    if not reduced():
-        tokenizer.decoder.compile()
-        for module in [] if "eager" in words else net.blocks if "blocks" in words else [net]:
-            module.compile()
-    call, plain = drawing(net, tokenizer, size, "fp32" in words)
+    compile_for_sampling(net, tokenizer.decoder, words)
+    call, plain = drawing(net, DRAW, tokenizer.decode, size, "fp32" in words)
     repeats, warm = (3, 1) if reduced() else (10, 3)
     row = time_call(call, size.batch, repeats=repeats, warm=warm, counted=(plain, 1))
-    return row | facts(size, net, words) | {"size": size.side * plan.stride, "steps": DRAW.steps, "guidance": DRAW.guidance}
+    return row | facts(size, net, words) | {"size": size.grid[-1] * plan.stride, "steps": DRAW.steps, "guidance": DRAW.guidance}
+
+
+def compile_for_sampling(net: MaskedTransformer, decoder: nn.Module | None, words: frozenset[str]) -> None:
+    """As a variant has it; not on a CPU."""
+    if reduced():
+        return
+    if decoder is not None:
+        decoder.compile()
+    for module in [] if "eager" in words else net.blocks if "blocks" in words else [net]:
+        module.compile()
 
 
 def drawing(
-    net: MaskedTransformer, tokenizer: ImageTokenizer, size: Size, exact: bool
+    net: MaskedTransformer, how: MaskedSampleConfig, pixels: Callable[[Tensor], Tensor], size: Size, exact: bool
 ) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
     """Captions to pixels by recorded steps, and the same step by step, which is what can be counted."""
     gpu = device().type == "cuda"
-    sampler = GraphedSampler(net, DRAW, bf16=gpu)
+    sampler = GraphedSampler(net, how, bf16=gpu)
     text, seeds = captions(size.batch, size), torch.arange(size.batch, device=device())
 
     def decode(ids: Tensor) -> Tensor:
-        grid = ids.view(-1, size.side, size.side)
+        grid = ids.unflatten(1, size.grid)
         if exact:
             with full_precision(device()):
-                return tokenizer.decode(grid)
+                return pixels(grid)
         with torch.autocast(device().type, torch.bfloat16, enabled=gpu):
-            return tokenizer.decode(grid)
+            return pixels(grid)
 
     def plain() -> Tensor:
         setup, state = sampler.drawer.prepare(text, seeds, None, None, None)
-        for _ in range(DRAW.steps):
+        for _ in range(how.steps):
             state = sampler.step(setup, state)
         return decode(state.ids)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from tessera.config import VideoDataConfig
 from tessera.data.captions import names_side
-from tessera.data.clip_sources import StoredClips, num_axes
+from tessera.data.clip_sources import UNREADABLE, StoredClips, num_axes
 from tessera.data.clip_survey import SeenClip, survey_clips
 from tessera.data.clips import pick_frames
 from tessera.data.duplicates import near_sequences
@@ -20,7 +20,7 @@ from tessera.data.folders import Contents, Reject
 from tessera.data.frame_folders import numbered_folders
 from tessera.data.report import NUM_SHOWN, Report, Tally, counts, histogram, shortened
 from tessera.data.sources import split_indices
-from tessera.media.clip_facts import ClipFacts, UnreadableClip
+from tessera.media.clip_facts import ClipFacts
 from tessera.media.clips import read_facts
 
 _NUM_SIZES = 10
@@ -213,5 +213,5 @@ def mostly_clips(contents: Contents) -> bool:
 def _is_animated(contents: Contents, path: str) -> bool:
     try:
         return read_facts(contents.root / path).num_frames > 1
-    except (UnreadableClip, OSError):
+    except UNREADABLE:
         return False

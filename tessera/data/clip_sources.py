@@ -30,6 +30,12 @@ from tessera.media.clip_facts import PAUSE, AvMissing, ClipFacts, Look, Unreadab
 from tessera.media.clips import Clip, Frames, Inspection, Pick, inspect_clip, read_clip, read_facts
 from tessera.media.images import WHITE, Channels, Colour, Pixels, with_channels
 
+UNREADABLE = (
+    UnreadableClip,
+    AvMissing,
+    UserError,
+    OSError,
+)  # UserError from a user's own dataset
 See = Callable[[int, Pixels], None]  # place and picture, as RGB
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
@@ -78,7 +84,7 @@ class ClipFile:
             return suffix in _NEVER_ANIMATED and not self.path.is_dir()
         try:
             return self.facts().num_frames == 1
-        except (UnreadableClip, OSError):
+        except UNREADABLE:
             return False
 
     def digest(self) -> bytes:
@@ -248,11 +254,13 @@ def is_clip_array(array: npt.NDArray[Any]) -> bool:
 
 
 def reading_of(config: VideoDataConfig) -> Reading:
-    """How a config has clips read."""
+    """How a config has clips read. Large frames are scaled down at once: to their final size where nothing but a cut follows;
+    otherwise to twice as much, so that the second scaling decides how they look."""
+    once = config.fit == "crop" and config.zoom == 1
     return Reading(
         channels=config.channels,
         background=config.background,
-        min_side=round(config.resolution * config.zoom),
+        min_side=config.resolution if once else 2 * round(config.resolution * config.zoom),
         group_by=config.group_by,
         split_folders=config.split == "auto",
         class_folders=config.class_folders,
@@ -271,7 +279,7 @@ def single_pictures(source: Source, indices: npt.NDArray[np.int64]) -> npt.NDArr
         try:
             found: StoredClip = source.read(index)
             return found.is_single()
-        except (UnreadableClip, UserError, OSError):
+        except UNREADABLE:
             return False
 
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:

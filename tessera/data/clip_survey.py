@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from tessera.data.clip_sources import StoredClip, StoredClips
 from tessera.data.duplicates import Fingerprint, fingerprint, near_sequences
-from tessera.media.clip_facts import ClipFacts, UnreadableClip
+from tessera.media.clip_facts import AvMissing, ClipFacts, UnreadableClip
 from tessera.media.images import Pixels, with_channels
 
 T = TypeVar("T")
@@ -70,6 +70,8 @@ def _each(source: StoredClips, look: Callable[[StoredClip], T]) -> Iterator[T | 
             return look(source.read(index))
         except UnreadableClip as error:
             return error
+        except AvMissing as error:  # a video under another name
+            return UnreadableClip(source.name(index), str(error))
         except OSError as error:  # it vanished between two reads
             return UnreadableClip(source.name(index), (error.strerror or str(error)).lower())
 

@@ -9,20 +9,19 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
 from tessera.batches import VideoBatch
-from tessera.config import UserError, VideoDataConfig
-from tessera.data.clip_sources import StoredClip
+from tessera.config import VideoDataConfig
+from tessera.data.clip_sources import UNREADABLE, StoredClip
 from tessera.data.draws import drawn_caption, mirrors, view_draws
 from tessera.data.loader import Feed, SampleLoader, frame
 from tessera.data.mixing import MixedSamples
 from tessera.data.order import Cut, Indices
 from tessera.data.prepare import Viewed
 from tessera.data.sources import Source, captions_of, split_indices
-from tessera.media.clips import ClipFacts, Frames, UnreadableClip
+from tessera.media.clips import ClipFacts, Frames
 from tessera.media.framing import frames_from, letterbox, room_from
 from tessera.randomness import mix
 
@@ -49,7 +48,7 @@ def frame_rate(source: Source, config: VideoDataConfig) -> float | None:
     for index in range(min(len(source), _LOOKED_AT)):
         try:
             facts = source.read(index).facts()
-        except (UnreadableClip, UserError, OSError):
+        except UNREADABLE:
             continue
         if facts.num_frames > 1:
             return round(float(facts.fps) / config.stride, 3)
@@ -108,7 +107,7 @@ def prepare_clip(
 
     try:
         frames = cut_clip(source.read(index), pick, lambda frames: framed(frames, config, captions, draw))
-    except (UnreadableClip, UserError, OSError) as error:  # UserError from a user's own dataset
+    except UNREADABLE as error:
         return ClipItem(key, caption, position, _blank(config), readable=False, fault=_fault(key, error))
     return ClipItem(key, caption, position, frames)
 
@@ -192,7 +191,7 @@ class ClipViews(Dataset[Viewed]):
         key, captions = self.source.key(index), captions_of(self.source, index)
         try:
             cut = list(self._views(self.source.read(index), captions, view_draws(key, self.views, self.seed)))
-        except (UnreadableClip, UserError, OSError) as error:
+        except UNREADABLE as error:
             blank = np.stack([filled(_blank(self.config), self.config.frames)] * self.views)
             return Viewed(key, blank, _fault(key, error), np.ones(self.views, np.int64))
         pictures = np.stack([filled(frames, self.config.frames) for frames in cut])

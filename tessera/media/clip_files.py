@@ -156,6 +156,6 @@ def _with_palette(frame: Pixels) -> Image.Image:
         step = codes.size // _SAMPLE | 1  # odd, so that the sample is not one of a few columns
         sample = Image.fromarray(frame.reshape(1, -1, 3)[:, ::step]).quantize(256, method=Image.Quantize.MEDIANCUT, kmeans=1)
         return Image.fromarray(frame).quantize(palette=sample, dither=Image.Dither.NONE)
-    picture = Image.fromarray(places.reshape(codes.shape).astype(np.uint8), mode="P")
+    picture = Image.frombytes("P", codes.shape[::-1], places.astype(np.uint8).tobytes())
     picture.putpalette(np.stack([colours >> 16, colours >> 8 & 255, colours & 255], axis=1).astype(np.uint8).tobytes())
     return picture

@@ -51,7 +51,7 @@ class Inspection:
 
 def read_facts(file: ImageFile) -> ClipFacts:
     """What a file, or a folder of numbered pictures, holds. No pixels are decoded, but the first frame of a video; all frames of
-    one whose packets have no times (some avi). A frame is shown for a tenth of a second where nothing says how long: in a folder,
+    an avi, whose packets have no times. A frame is shown for a tenth of a second where nothing says how long: in a folder,
     in a gif without durations, in a still picture, which is a clip of one frame. A file that is cut short has the frames that
     are there as a whole."""
     match _kind(file):

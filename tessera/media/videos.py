@@ -118,8 +118,9 @@ def pixels_of(frame: Any, facts: ClipFacts) -> Pixels:
 def _index(file: ImageFile) -> VideoIndex:
     with _opened(file) as source:
         packets, odd = _packets(source.container, source.stream)
+        guessed = source.container.format.name == "avi"  # no times in it; FFmpeg's guesses are wrong for B-frames
     times = [pts for pts, _, _ in packets]
-    counted = None in times or len(set(times)) != len(times) or not any(key for _, key, _ in packets)
+    counted = guessed or None in times or len(set(times)) != len(times) or not any(key for _, key, _ in packets)
     if counted:
         packets = _decoded_times(file)
     packets.sort(key=lambda found: found[0])
@@ -143,8 +144,9 @@ def _packets(container: Any, stream: Any) -> tuple[list[tuple[Any, bool, int]], 
                     found.append((packet.pts, packet.is_keyframe, packet.duration or 0))
     except Exception as error:  # frames before it are whole
         odd.append(f"after {len(found)} frames {_reason(error)}")
-    if num_packets < stream.frames:
-        odd.append(f"the file is cut short: {num_packets} of {stream.frames} frames are whole")
+    announced = len(stream.index_entries)  # of mp4 every frame that its edit list leaves, elsewhere some
+    if num_packets < announced:
+        odd.append(f"the file is cut short: {num_packets} of {announced} frames are whole")
     if stream.sample_aspect_ratio not in (None, 0, 1):
         odd.append(f"pixels are not square ({stream.sample_aspect_ratio}) and are read as they are stored")
     return found, odd
@@ -169,18 +171,15 @@ def _shows(stream: Any, packet: Any) -> bool:
 
 
 def _decoded_times(file: ImageFile) -> list[tuple[int, bool, int]]:
-    """As of the packets, by decoding all of them. Where frames have no times, one follows the other."""
-    found: list[tuple[int, bool, int]] = []
+    """As of the packets, by decoding all of them. Frames come in the order in which they are shown, so their times do, too; where
+    a time is missing or there twice, one follows the other at the rate of the file."""
     with _opened(file) as source:
         rate = source.stream.average_rate
         step = round(1 / (rate * source.stream.time_base)) if rate else 1
-        for frame in source.frames():
-            time = frame.pts if frame.pts is not None else frame.dts
-            least = found[-1][0] + 1 if found else None
-            if time is None or (least is not None and time < least):
-                time = 0 if least is None else least - 1 + step
-            found.append((time, not found, step))
-    return found
+        times = [frame.pts for frame in source.frames()]
+    if None in times or len(set(times)) != len(times):
+        times = [order * step for order in range(len(times))]
+    return [(time, order == 0, step) for order, time in enumerate(sorted(times))]
 
 
 def _facts(file: ImageFile, pts: tuple[int, ...], last: int) -> ClipFacts:

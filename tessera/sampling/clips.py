@@ -21,7 +21,7 @@ from tessera.media.images import Pixels, fit
 from tessera.recipes.precision import full_precision
 from tessera.sampling.request import Request
 
-FPS = 8.0  # of what does not say: arrays, pictures, ids
+FPS = 8.0  # of what does not say, by a model that does not say
 CHUNK_FRAMES = 256  # that go through a tokenizer at once, if they are of several clips
 
 Footage: TypeAlias = "Path | str | Clip | Image.Image | npt.NDArray[Any]"  # a picture is a clip of one frame
@@ -82,9 +82,10 @@ def batch_of(frames: npt.NDArray[np.uint8], device: torch.device) -> Tensor:
 # ---- reading
 
 
-def prepare(footage: Footage, data: VideoDataConfig, most: int | None = None) -> Clip:
-    """A clip as the model sees it, or its first frames: taken, cut and scaled as those of training are."""
-    clip, size = read(footage, data, most), data.resolution
+def prepare(footage: Footage, data: VideoDataConfig, most: int | None = None, fps: float = FPS) -> Clip:
+    """A clip as the model sees it, or its first frames: taken, cut and scaled as those of training are. `fps` is that of arrays
+    and pictures, which do not say."""
+    clip, size = read(footage, data, most, fps), data.resolution
     boxed = data.fit == "letterbox"
     cut = (letterbox(frame, size, data.background) if boxed else fit(frame, size) for frame in clip.frames)
     return Clip(np.stack(list(cut)), clip.fps)
@@ -99,22 +100,22 @@ def one_frame(picture: Footage, data: VideoDataConfig) -> Pixels:
     return frames[0]
 
 
-def read(footage: Footage, data: VideoDataConfig, most: int | None = None) -> Clip:
+def read(footage: Footage, data: VideoDataConfig, most: int | None, fps: float) -> Clip:
     """A file, a `Clip`, a PIL image or an array, with the channels of the data. Of a file those frames are taken that training
     would take, by data.fps or data.stride; arrays and `Clip`s, such as drawn ones, stay as they are."""
     look = Look(data.channels, data.background, round(data.resolution * data.zoom))
     if isinstance(footage, Image.Image):
-        return Clip(look.of_picture(footage)[None], FPS)
+        return Clip(look.of_picture(footage)[None], fps)
     if not isinstance(footage, (str, Path)):
-        fps, array = (footage.fps, footage.frames) if isinstance(footage, Clip) else (FPS, footage)
-        return Clip(np.stack([look.of_array(frame) for frame in checked_frames(array)[:most]]), fps)
+        rate, array = (footage.fps, footage.frames) if isinstance(footage, Clip) else (fps, footage)
+        return Clip(np.stack([look.of_array(frame) for frame in checked_frames(array)[:most]]), rate)
     try:
         return read_clip(
             footage, lambda facts: first_frames(facts, data, most), channels=look.channels, background=look.background,
             min_side=look.min_side,
         )  # fmt: skip
     except UnreadableClip as error:
-        raise UserError(f"{error}; expected a picture, a gif, an apng, a webp or a video") from None
+        raise UserError(f"{error}; expected a picture, an animation (gif, apng, webp), a video or a folder of frames") from None
     except AvMissing as error:
         raise UserError(str(error)) from None
 

@@ -157,6 +157,11 @@ class Session:
         draw: Any = self.draw if self.draws and self.recipe.medium == "picture" else None  # a clip has that of the data
         return int(self.config.data.resolution if draw is None else draw.resolution)
 
+    @property
+    def fps(self) -> float:
+        """Frames a second of clips that the model makes."""
+        return self.config.sample.fps or self.config.data.fps or clips.FPS
+
     @torch.no_grad()
     def through_tokens(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
         """n h w c -> the same through the tokenizer of what is drawn, at any size that its stride divides."""
@@ -239,7 +244,7 @@ class Session:
                 f"ids reach from {int(ids.min())} to {int(ids.max())}; this tokenizer's are 0 to {tokenizer.vocab_size - 1}"
             )
         if moving:
-            return clips.decode_clips(tokenizer, ids, self.config.sample.fps or self.config.data.fps or clips.FPS, self.device)
+            return clips.decode_clips(tokenizer, ids, self.fps, self.device)
         with full_precision(self.device):
             chunks = [to_uint8(tokenizer.decode(chunk.long().to(self.device))).cpu() for chunk in ids.split(CHUNK)]
         return [to_picture(array) for array in torch.cat(chunks).permute(0, 2, 3, 1).numpy()]
@@ -256,7 +261,7 @@ class Session:
         """Clips as the model sees them."""
         if not footage:
             raise UserError("no clip given; encode and reconstruct take one or more: files, Clips or uint8 arrays")
-        return [clips.prepare(clip, self.config.data) for clip in footage]
+        return [clips.prepare(clip, self.config.data, fps=self.fps) for clip in footage]
 
     def prepare(self, picture: clips.Footage, resolution: int | None = None) -> Pixels:
         """A picture as the model sees it: resolution x resolution x channels, uint8, by default at the resolution of the data."""

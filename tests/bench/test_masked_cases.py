@@ -12,7 +12,7 @@ from tessera.generators.masked.model import MaskedTransformer
 from tessera.generators.masked.stage import build_nets
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the full size runs there")
-SMALL = Size(4, 2, 65_536, (7, 64))
+SMALL = Size((4, 4), 2, 65_536, (7, 64))
 
 
 @pytest.mark.parametrize("name", ["image.maskgit.train", "image.maskgit.sample", "image.maskgit.400m"])

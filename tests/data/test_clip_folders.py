@@ -15,11 +15,14 @@ from hypothesis import strategies as some
 from PIL import Image
 
 from tessera.config import ImageDataConfig, MeshDataConfig, UserError, VideoDataConfig
+from tessera.data.check import check_folder
 from tessera.data.clip_sources import ClipFolder, ClipStacks, StoredClips, as_clip_source, single_pictures
+from tessera.data.clips import prepare_clip
 from tessera.data.frame_folders import common_prefix
 from tessera.data.opening import open_source
 from tessera.data.sources import ImageFolder, split_indices
 from tessera.media.clip_facts import ClipFacts, UnreadableClip
+from tessera.media.clip_files import encode_mp4
 from tessera.media.clips import Clip
 from tests.data.clip_makers import noise, save_apng, save_frames, save_gif
 
@@ -266,8 +269,7 @@ def test_what_lies_beside_clips_is_told(tmp_path: Path) -> None:
     assert said(source, "1 .tar file not read: tars; unpack them first")
 
 
-def test_videos_without_pyav_stop_at_the_door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.mp4").write_bytes(b"\0\0\0\x18ftypmp42" + bytes(64))
+def hide_av(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def without_av(name: str, *rest: Any) -> Any:
@@ -276,8 +278,37 @@ def test_videos_without_pyav_stop_at_the_door(tmp_path: Path, monkeypatch: pytes
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without_av)
+
+
+def test_videos_without_pyav_stop_at_the_door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.mp4").write_bytes(b"\0\0\0\x18ftypmp42" + bytes(64))
+    hide_av(monkeypatch)
     with pytest.raises(UserError, match=r"PyAV, which is not installed: pip install"):
         opened(tmp_path)
+
+
+def test_a_video_under_another_name_without_pyav_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.gif").write_bytes(b"\0\0\0\x18ftypmp42" + bytes(64))
+    hide_av(monkeypatch)
+    config = VideoDataConfig()
+    item = prepare_clip(opened(tmp_path), config, 0, 0)
+    assert not item.readable
+    assert "PyAV" in item.fault
+    assert "PyAV" in check_folder(tmp_path, kind="clips").rejects[0].reason
+
+
+def test_a_window_of_a_video_at_another_rate(tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    levels = np.arange(40, dtype=np.uint8) * 6
+    frames = np.broadcast_to(levels[:, None, None, None], (40, 32, 32, 3))
+    (tmp_path / "a.mp4").write_bytes(encode_mp4(Clip(np.ascontiguousarray(frames), 20.0)))
+    config = VideoDataConfig(resolution=32, frames=5, fps=10)
+    item = prepare_clip(opened(tmp_path), config, 0, 0, draw=4)
+    shown = item.frames.mean(axis=(1, 2, 3)) / 6
+    assert item.frames.shape == (5, 32, 32, 3)
+    assert np.allclose(np.diff(shown), 2, atol=0.4)  # every second frame
+    first = prepare_clip(opened(tmp_path), VideoDataConfig(resolution=32, frames=5, fps=10, start="first"), 0, 0).frames
+    assert np.allclose(first.mean(axis=(1, 2, 3)) / 6, [0, 2, 4, 6, 8], atol=0.4)
 
 
 def test_videos_beside_pictures_stay_unread_where_pictures_are_asked_for(tmp_path: Path) -> None:

@@ -152,6 +152,18 @@ def test_letterbox_keeps_the_whole_frame_between_bars_of_the_background(wide: Pa
         assert any(np.array_equal(frames, stored[at : at + 5, :, ::turn]) for at in range(5) for turn in (1, -1))
 
 
+@pytest.mark.parametrize("fit", ["crop", "letterbox"])
+def test_large_frames_are_scaled_down_evenly(tmp_path: Path, fit: Any) -> None:
+    ramp = np.linspace(0, 255, 200).astype(np.uint8)
+    frames = np.broadcast_to(ramp[None, None, :, None], (3, 100, 200, 3))
+    np.save(tmp_path / "a.npy", frames)
+    item = prepared(tmp_path, options(fit=fit), 0, None)
+    assert item.frames.shape == (3, 16, 16, 3)
+    shown = item.frames[1, 8, :, 0].astype(int)
+    ends = (64, 191) if fit == "crop" else (0, 255)  # the middle half of the ramp, or all of it
+    assert np.allclose(shown, np.linspace(*ends, 33)[1::2], atol=6)
+
+
 @pytest.mark.parametrize(("height", "width"), [(16, 32), (32, 16), (7, 100), (100, 7), (24, 24), (1, 300)])
 def test_letterbox_shrinks_as_another_library_does(height: int, width: int) -> None:
     picture = noise(3, 1, height, width)[0]

@@ -12,13 +12,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tessera.config import ImageDataConfig
+from tessera.config import ImageDataConfig, VideoDataConfig
 from tessera.data.opening import open_source
-from tessera.data.sources import StoredImages
+from tessera.data.sources import Stored
+from tessera.media.clip_files import encode_mp4
+from tessera.media.clips import VIDEO_SUFFIXES, Clip
 from tessera.media.images import IMAGE_SUFFIXES
 
 PAGE = (Path(__file__).parents[2] / "docs/data.md").read_text(encoding="utf8")
 EXAMPLES = re.findall(r"```folder\n(.*?)```\n```samples\n(.*?)```", PAGE, flags=re.DOTALL)
+CLIP_EXAMPLES = re.findall(r"```clips\n(.*?)```\n```found\n(.*?)```", PAGE, flags=re.DOTALL)
+ARRAYS = {"pictures": (8, 8, 3), "frames": (8, 8, 3), "clips": (4, 8, 8, 3)}
 
 
 def content_of(name: str, lines: list[str]) -> bytes:
@@ -27,7 +31,11 @@ def content_of(name: str, lines: list[str]) -> bytes:
     if suffix in IMAGE_SUFFIXES:
         Image.new("RGB", (8, 8)).save(stream, Image.registered_extensions()[suffix])
     elif suffix == ".npy":
-        np.save(stream, np.zeros((int(lines[0].split()[0]), 8, 8, 3), np.uint8))
+        count, things = lines[0].split()
+        np.save(stream, np.zeros((int(count), *ARRAYS[things]), np.uint8))
+    elif suffix in VIDEO_SUFFIXES:
+        pytest.importorskip("av")
+        stream.write(encode_mp4(Clip(np.zeros((3, 16, 16, 3), np.uint8), 10.0)))
     elif suffix == ".parquet":
         pyarrow = pytest.importorskip("pyarrow")
         table = pyarrow.Table.from_pylist([json.loads(line) for line in lines])
@@ -56,7 +64,7 @@ def build(root: Path, listing: str) -> None:
             tar.addfile(entry, io.BytesIO(content))
 
 
-def described(source: StoredImages) -> list[str]:
+def described(source: Stored) -> list[str]:
     held_out = source.index.held_out
     lines = []
     for index in range(len(source)):
@@ -74,8 +82,20 @@ def test_an_example_gives_its_samples(tmp_path: Path, listing: str, samples: str
     assert all(source.read(index).shape == (8, 8, 3) for index in range(len(source)))
 
 
+@pytest.mark.parametrize(("listing", "samples"), CLIP_EXAMPLES)
+def test_an_example_of_clips_gives_its_samples(tmp_path: Path, listing: str, samples: str) -> None:
+    build(tmp_path, listing)
+    source = open_source(tmp_path, VideoDataConfig())
+    assert described(source) == samples.splitlines()
+    assert source.rejects == ()
+    for index in range(len(source)):
+        clip = source.read(index).read(lambda facts: range(facts.num_frames))
+        assert clip.frames.shape[3] == 3
+
+
 def test_the_page_has_an_example_of_every_convention() -> None:
     text = "".join(listing for listing, _ in EXAMPLES)
     for part in (".txt", ".caption", "metadata.jsonl", "metadata.csv", "metadata.parquet", "val/", ".tar:", ".npy", "10_cat/"):
         assert part in text
     assert PAGE.count("```folder") == PAGE.count("```samples") == len(EXAMPLES) == 8
+    assert PAGE.count("```clips") == PAGE.count("```found") == len(CLIP_EXAMPLES) == 4

@@ -117,7 +117,7 @@ def test_textures_and_materials_do_not_make_it_a_folder_of_pictures(tmp_path: Pa
     Image.new("RGB", (8, 8)).save(tmp_path / "b.png")
     assert check_folder(tmp_path).kind == "images"  # as many; then it must be said
     assert check_folder(tmp_path, kind="meshes").kind == "meshes"
-    with pytest.raises(UserError, match="expected images or meshes"):
+    with pytest.raises(UserError, match="expected images, clips or meshes"):
         check_folder(tmp_path, kind="videos")
 
 

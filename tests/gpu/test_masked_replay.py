@@ -9,7 +9,9 @@ from tessera.batches import TextStates
 from tessera.generators.masked.model import Low
 from tessera.generators.masked.replay import GraphedSampler
 from tessera.generators.masked.sample import Drawer, MaskedSampleConfig, sample
+from tessera.generators.masked.windows import Span, Window, draw_long
 from tests.generators.masked_toys import critic, generator, random_text
+from tests.generators.test_masked_frames import CLIP, clip_critic
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -47,6 +49,27 @@ def test_recorded_steps_draw_what_the_plain_loop_draws(options: MaskedSampleConf
     assert len(sampler.recordings) == 2
     assert torch.equal(results[0], results[-1]), "what was drawn in between leaves no trace"
     assert not torch.equal(results[0], results[1])
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("order", ["halton", "critic"])
+def test_windows_of_clips_share_a_recording(order: str, bf16: bool) -> None:
+    net, options = generator(CLIP).cuda(), MaskedSampleConfig(steps=4, order=order)
+    sampler = GraphedSampler(net, options, clip_critic().cuda(), bf16=bf16)
+    text = random_text(2).to(torch.device("cuda"))
+
+    def draw(window: Window) -> torch.Tensor:
+        found = sampler(text, window.seeds, known=window.known, frames=window.frames)
+        with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
+            plain = sample(
+                net, text, window.seeds, options, known=window.known, critic=sampler.drawer.critic, frames=window.frames
+            )
+        assert torch.equal(found, plain)
+        return found
+
+    pieces = list(draw_long(draw, CLIP, net.mask_id, torch.arange(2).cuda(), [Span(9), Span(3, 0), Span(2)], overlap=2))
+    assert torch.cat([piece.ids for piece in pieces], dim=1).shape == (2, 14, 2, 2)
+    assert len(sampler.recordings) == 2, "of a window in which all is there, and of all others"
 
 
 def test_new_weights_are_seen() -> None:

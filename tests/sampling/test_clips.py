@@ -15,7 +15,7 @@ from tessera.config import UserError, VideoDataConfig
 from tessera.contracts import Scene
 from tessera.data.clip_sources import ClipFolder
 from tessera.data.clips import prepare_clip
-from tessera.media.clip_files import encode_gif
+from tessera.media.clip_files import encode_gif, encode_mp4
 from tessera.media.clips import Clip
 from tessera.sampling.clips import prepare
 from tessera.sampling.request import make_request, read_request
@@ -96,6 +96,19 @@ def test_files_are_taken_as_training_data_is(tmp_path: Path) -> None:
     assert greys(clip_session(tmp_path, stride=2).sample("up", **asked)[0])[:3] == [0, 60, 120]
     assert greys(clip_session(tmp_path, fps=5.0).sample("up", **asked)[0])[:3] == [0, 60, 120]
     assert greys(clip_session(tmp_path, fps=20.0).sample("up", frames=20, image=path)[0])[:6] == [0, 0, 30, 30, 60, 60]
+
+
+def test_videos_and_folders_of_frames_go_on(session: Session, tmp_path: Path) -> None:
+    values = [0, 40, 80]
+    (tmp_path / "a.mp4").write_bytes(encode_mp4(Clip(np.stack([grey(value, 32) for value in values]), 8.0)))
+    (tmp_path / "frames").mkdir()
+    for index, value in enumerate(values):
+        Image.fromarray(grey(value)).save(tmp_path / "frames" / f"{index:03}.png")
+    start = colour_of("up", 0)
+    assert greys(session.sample("up", image=tmp_path / "frames")[0]) == [*values, start + 3, start + 4]
+    video = session.sample("up", image=tmp_path / "a.mp4")[0].frames
+    assert np.abs(video[:3].mean((1, 2, 3)) - values).max() < 3
+    assert greys(Clip(video[3:], 8.0)) == [start + 3, start + 4]
 
 
 def test_frames_are_cut_or_framed_as_training_data_are(tmp_path: Path) -> None:

@@ -1,0 +1,183 @@
+"""A trained run of clips in use: files and the same again, stories, frames that are given, tokens, an export."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tessera import pipeline
+from tessera.config import UserError
+from tessera.media.clip_files import encode_gif
+from tessera.media.clips import Clip, Frames, read_clip
+from tessera.sampling.package import export_run
+from tessera.sampling.session import Session, load
+from tests.cli.conftest import tessera
+
+__all__ = ["tessera"]
+
+Run = Callable[..., Any]
+SUFFIXES = (".gif", ".mp4", ".png", ".json")
+SETS = {
+    "engine.device": "cpu",
+    "engine.log_every_steps": "1",
+    "engine.validate_every_steps": "3",
+    "engine.preview_every_steps": "3",
+    "engine.preview_samples": "2",
+    "engine.save_every_steps": "3",
+    "data.resolution": "16",
+    "data.frames": "9",
+    "data.validation_fraction": "0.2",
+    "text": "{kind: bytes, length: 24, width: 16, depth: 1, heads: 2}",
+    "tokenizer.batch_size": "4",
+    "tokenizer.model": "{widths: [8, 8, 8], blocks: [0, 0, 0], time_downsamples: 1}",
+    "tokenizer.optim": "{lr: 1.0e-2, warmup_steps: 0}",
+    "base.batch_size": "4",
+    "base.model": "{width: 16, depth: 1, heads: 2}",
+    "base.optim": "{lr: 3.0e-2, warmup_steps: 0}",
+    "base.ema_decay": "0.5",
+    "sample.steps": "2",
+    "sample.overlap": "4",
+    "sample.chunk": "2",
+}
+STORY = [
+    {"prompt": "left", "frames": 9},
+    {"prompt": "right", "frames": 6, "overlap": 4},
+    {"prompt": "left", "frames": 5, "overlap": 0},
+]
+
+
+def bar(place: int, frames: int, step: int) -> Frames:
+    """A white bar that moves."""
+    clip = np.zeros((frames, 16, 16, 3), np.uint8)
+    for index in range(frames):
+        clip[index, :, (place + step * index) % 16] = 255
+    return clip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three steps of each stage; time stride 2, so training clips are 5 steps of 4 x 4 tokens."""
+    folder = tmp_path_factory.mktemp("phenaki")
+    (folder / "data").mkdir()
+    for index in range(16):
+        words, step = (("left", -1), ("right", 1))[index % 2]
+        (folder / "data" / f"{index}.gif").write_bytes(encode_gif(Clip(bar(index, 9 if index % 3 else 4, step), 10.0)))
+        (folder / "data" / f"{index}.txt").write_text(words)
+    sets = [f"{name}={value}" for name, value in SETS.items()]
+    config = pipeline.resolve("phenaki", preset="tiny", data=str(folder / "data"), steps=3, sets=sets)
+    return pipeline.train(config, run=folder / "run")
+
+
+@pytest.fixture(scope="module")
+def session(run: Path) -> Session:
+    return load(run, device="cpu")
+
+
+def same(first: list[Clip], second: list[Clip]) -> bool:
+    return len(first) == len(second) and all(
+        np.array_equal(a.frames, b.frames) and a.fps == b.fps for a, b in zip(first, second, strict=True)
+    )
+
+
+def test_previews_move_and_lie_still(run: Path) -> None:
+    for stage in ("tokenizer", "base"):
+        names = {path.name for path in (run / stage / "samples").iterdir()}
+        assert names == {"step-000003.gif", "step-000003.png", "step-000003.json"}
+        assert read_clip(run / stage / "samples" / "step-000003.gif", lambda facts: range(facts.num_frames)).frames.shape[0] > 1
+
+
+def test_files_by_contract_and_their_json_draws_them_again(tessera: Run, run: Path, session: Session, tmp_path: Path) -> None:
+    ended = tessera("sample", run, "left", "right", "-n", 2, "--seed", 5, "--frames", 20, "--out", "out")
+    assert ended.code == 0, ended.err
+    found = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert sorted(found) == sorted(f"{name}{suffix}" for name in ("0-0", "0-1", "1-0", "1-1") for suffix in SUFFIXES)
+    assert ended.out.splitlines()[-2] == "drawn by tokenizer step 3, base step 3: clips are 20 frames of 16 px"
+    assert len({found[f"{name}.gif"] for name in ("0-0", "0-1", "1-0", "1-1")}) == 4
+    assert tessera("sample", run, "--request", "out/1-1.json", "--out", "again").code == 0
+    for suffix in SUFFIXES[:3]:
+        assert (tmp_path / "again" / f"0{suffix}").read_bytes() == found[f"1-1{suffix}"]
+    (drawn,) = session.sample("right", seed=6, frames=20)
+    assert drawn.frames.shape == (20, 16, 16, 3)
+    assert encode_gif(drawn) == found["1-1.gif"]
+
+
+def test_a_clip_depends_on_its_own_request_alone(session: Session) -> None:
+    for asked in ({"frames": 13}, {"frames": 1}, {"image": bar(3, 3, 1)}, {"negative": "left"}):
+        together = session.sample(["left", "right", ""], 2, seed=3, **asked)
+        assert same(session.sample("right", seed=4, **asked), together[3:4]), asked
+    stories = session.sample(scenes=STORY, n=3, seed=2)
+    assert [len(clip.frames) for clip in stories] == [20] * 3
+    assert same(session.sample(scenes=STORY, seed=4), stories[2:])
+
+
+def test_a_story_and_what_is_given_again(tessera: Run, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "asked").mkdir()
+    (tmp_path / "asked" / "start.gif").write_bytes(encode_gif(Clip(bar(3, 3, 1), 10.0)))
+    Image.fromarray(bar(9, 1, 1)[0]).save(tmp_path / "asked" / "later.png")
+    story = {"scenes": STORY, "image": "start.gif", "keyframes": [{"frame": 6, "image": "later.png"}], "n": 2}
+    (tmp_path / "asked" / "r.json").write_text(json.dumps(story))
+    ended = tessera("sample", run, "--request", "asked/r.json", "--out", "out")
+    assert ended.code == 0, ended.err
+    for name in ("0-0", "0-1"):
+        clip = read_clip(tmp_path / "out" / f"{name}.gif", lambda facts: range(facts.num_frames)).frames
+        assert clip.shape == (20, 16, 16, 3)
+        assert np.array_equal(clip[:3], bar(3, 3, 1))
+        assert np.array_equal(clip[6], bar(9, 1, 1)[0])
+    assert tessera("sample", run, "--request", "out/0-1.json", "--out", "again").code == 0
+    assert (tmp_path / "again" / "0.gif").read_bytes() == (tmp_path / "out" / "0-1.gif").read_bytes()
+
+
+def test_both_ends_given(session: Session) -> None:
+    for clip in session.sample(["left", "right"], keyframes={0: bar(2, 1, 1)[0], -1: bar(10, 1, 1)[0]}):
+        assert np.array_equal(clip.frames[[0, -1]], np.stack([bar(2, 1, 1)[0], bar(10, 1, 1)[0]]))
+
+
+def test_tokens_there_and_back(session: Session, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clip = bar(4, 8, 1)
+    ids = session.encode(clip, clip[:3])
+    assert (ids.shape, ids.device.type) == ((2, 5, 4, 4), "cpu")
+    assert torch.equal(ids[1, :2], ids[0, :2])  # strictly causal: the shorter one is its beginning
+    assert torch.equal(session.encode(clip[0])[0], ids[0, :1])  # a picture is its first frame
+    back = session.reconstruct(clip, Clip(clip[:3], 24.0))
+    assert [(len(made.frames), made.fps) for made in back] == [(8, session.fps), (3, 24.0)]
+    assert session.fps == pytest.approx(10, rel=0.01) == session.sample("left")[0].fps  # that of the data
+    decoded = session.decode(ids)
+    assert np.array_equal(decoded[0].frames[:8], back[0].frames)
+    monkeypatch.setattr("tessera.sampling.clips.CHUNK_FRAMES", 4)
+    parts = session.decode(ids)
+    assert all(np.abs(a.frames.astype(int) - b.frames).max() <= 1 for a, b in zip(parts, decoded, strict=True))
+    assert torch.equal(session.encode(clip, clip[:3]), ids)
+
+
+def test_an_export_draws_the_same(session: Session, run: Path, tmp_path: Path) -> None:
+    model = load(export_run(run, tmp_path / "model"), device="cpu")
+    assert same(model.sample(["left", "right"], frames=12), session.sample(["left", "right"], frames=12))
+    assert (tmp_path / "model" / "base" / "sample.gif").is_file()
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "![sample](base/sample.gif)" in card
+    assert "80 tokens a clip (5 x 4 x 4)" in card
+    assert "| resolution | 9 frames of 16 x 16 pixels, RGB |" in card
+
+
+def test_nothing_is_drawn_without_a_generator(run: Path, tessera: Run, tmp_path: Path) -> None:
+    config = pipeline.resolve(
+        "phenaki", preset="tiny", data=str(run.parent / "data"), steps=1, sets=[f"{a}={b}" for a, b in SETS.items()]
+    )
+    only = pipeline.train(config, run=tmp_path / "only", stage="tokenizer")
+    with pytest.raises(UserError, match="stage base has not been trained yet"):
+        load(only, device="cpu").sample("left")
+    ended = tessera("export", only, "--out", "model")
+    assert ended.code == 0, ended.err
+    code = shlex.split(ended.out.splitlines()[-1].removeprefix("next: "))[2]
+    (tmp_path / "CLIP").write_bytes(encode_gif(Clip(bar(1, 6, 1), 10.0)))
+    exec(code)
+    made = read_clip(tmp_path / "reconstruction.gif", lambda facts: range(facts.num_frames))
+    assert (made.frames.shape, made.fps) == ((6, 16, 16, 3), pytest.approx(10))
