@@ -19,7 +19,7 @@ from torch import Tensor
 from tessera.config import VideoEvaluateConfig
 from tessera.contracts import Scene
 from tessera.engine.dist import World
-from tessera.evals import clip_stories
+from tessera.evals import clip_oracle, clip_stories
 from tessera.evals.clip_attributes import Classifier, fit_classifier
 from tessera.evals.clip_features import fit_clip_extractor
 from tessera.evals.clip_material import ClipMaterial, ClipSide, refuse_odd
@@ -151,7 +151,16 @@ def pick_extractor(material: ClipMaterial, config: VideoEvaluateConfig, fitting:
 
 def oracle_report(material: ClipMaterial, rows: ClipRows, seed: int) -> Report:
     """Accuracy of the samples at the top, every reference row below."""
-    return {"skipped": "these data have no oracle; `tessera data synth digits` makes some that have"}
+    if material.oracle is None:
+        return {"skipped": "these data have no oracle; `tessera data synth digits` makes some that have"}
+    reason = clip_oracle.readable_clips(rows.asked.clips, rows.asked.captions) if len(rows.asked) else "nothing is held out"
+    if reason is not None:
+        return {"skipped": reason}
+    captions = [caption or "" for caption in rows.asked.captions]
+    tallies = clip_oracle.reference_rows(rows.asked.clips, captions, material.oracle, seed)
+    tallies |= {name: clip_oracle.tally(clips, captions, material.oracle) for name, clips in rows.made.items()}
+    table = {name: row.as_dict() for name, row in tallies.items()}
+    return {**table.get("samples", {}), "rows": table}
 
 
 def reconstruction_report(rows: ClipRows) -> Report:
@@ -212,18 +221,23 @@ def identity_report(
     subject: ClipSubject, material: ClipMaterial, config: VideoEvaluateConfig, extractor: Extractor,
     classifier: Classifier | None, world: World, say: Say,
 ) -> Report:  # fmt: skip
-    """By attributes where captions have slots, and by features."""
+    """By the oracle, or by attributes where captions have slots; and by features."""
     if subject.tell is None or not config.stories:
         return {"skipped": "no stories are told" if subject.tell is None else "evaluate.stories is 0"}
-    slots = classifier.slots if classifier else ()
-    stories = clip_stories.write_stories(material.held_out, config.stories, slots, config.seed)
+    stories = (
+        clip_stories.write_digit_stories(material.held_out, config.stories)
+        if material.oracle
+        else clip_stories.write_stories(material.held_out, config.stories, classifier.slots if classifier else (), config.seed)
+    )
     if len(stories) < 2:
         return {"skipped": "needs two different captions, or more"}
     say(f"telling {len(stories)} stories of three scenes")
     stories = told(stories, subject.tell, config.seed, world)
     parts = [extractor.extract([story.parts[scene] for story in stories]) for scene in range(clip_stories.NUM_SCENES)]
     report: Report = {"n": len(stories), "features": dict(clip_stories.identity_by_features(parts))}
-    if classifier is not None:
+    if material.oracle is not None:
+        report |= clip_stories.identity_by_oracle(stories, material.oracle)
+    elif classifier is not None:
         report |= clip_stories.identity_by_slots(stories, classifier)
     return report
 

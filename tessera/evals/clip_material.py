@@ -14,7 +14,9 @@ import numpy.typing as npt
 from tessera.config import VideoDataConfig
 from tessera.data.clips import prepare_clip
 from tessera.data.sources import Source
-from tessera.evals.material import find_sides
+from tessera.data.synth.digits_oracle import open_oracle
+from tessera.evals.clip_oracle import ClipOracle
+from tessera.evals.material import find_sides, synth_home
 from tessera.media.clips import Frames
 from tessera.randomness import mix, permute
 
@@ -60,7 +62,7 @@ class ClipMaterial:
     held_out: ClipSide
     num_train: int  # all of it
     origin: str  # where the held-out side comes from, in words
-    oracle: str | None = None  # "digits"
+    oracle: ClipOracle | None = None  # of moving digits
 
     @property
     def captioned(self) -> bool:
@@ -75,7 +77,9 @@ def load_clips(
     sides = find_sides(config, source)
     train = read_clips(sides.source, config, sides.train, most_train, mix(seed, 1))
     held_out = read_clips(sides.other, config, sides.held_out, most_held_out, mix(seed, 2))
-    return ClipMaterial(train, held_out, len(sides.train), sides.origin, sides.oracle)
+    home = synth_home(sides.source)
+    oracle = open_oracle(home[0]) if home is not None and sides.oracle == "digits" else None
+    return ClipMaterial(train, held_out, len(sides.train), sides.origin, oracle)
 
 
 def read_clips(source: Source, config: VideoDataConfig, indices: npt.NDArray[np.int64], most: int, key: int) -> ClipSide:

@@ -2,20 +2,23 @@
 
 Each story keeps the caption of a held-out clip up to the last slot of the captions; from there on its second and third scene go
 on as other captions do (walks left; walks away; walks towards us). Where captions have no slots all three scenes have one
-caption. Slots that the captions keep are read by the classifier of attributes, features are compared by the extractor.
+caption. Slots that the captions keep are read by the classifier of attributes, features are compared by the extractor. Stories of
+moving digits turn back twice, and the oracle reads digit and colour.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from tessera.contracts import Scene
+from tessera.data.synth import digits
 from tessera.evals.clip_attributes import Classifier, read_all
 from tessera.evals.clip_material import ClipSide
+from tessera.evals.clip_oracle import ClipOracle
 from tessera.evals.distances import Features
 from tessera.evals.oracle import wilson
 from tessera.evals.slots import Slot, tail_of
@@ -23,6 +26,7 @@ from tessera.media.clips import Frames
 from tessera.randomness import Draws, mix
 
 NUM_SCENES = 3
+OPPOSITE = {"left": "right", "right": "left", "up": "down", "down": "up"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,40 @@ def other_ends(caption: str, captions: Sequence[str], slots: Sequence[Slot], see
         if values[other] not in (-1, own):
             found.setdefault(int(values[other]), start + tail_of(captions[other], last))
     return list(found.values())
+
+
+def write_digit_stories(side: ClipSide, num: int) -> list[Story]:
+    """Of the first captions that differ; in the second scene all digits move the other way, in the third as in the first."""
+    first = {caption: index for index, caption in reversed(list(enumerate(side.captions)))}
+    stories = []
+    for caption, index in sorted(first.items(), key=lambda pair: pair[1]):
+        if len(stories) < num and (scene := digits.parse_caption(caption or "")) is not None:
+            movers = tuple(replace(mover, direction=turned_back(mover.direction)) for mover in scene.movers)
+            captions = [caption or "", digits.caption(digits.Scene(movers)), caption or ""]
+            stories.append(Story(tuple(Scene(each, len(side.clips[index])) for each in captions)))
+    return stories
+
+
+def turned_back(direction: str) -> str:
+    """up left -> down right"""
+    return " ".join(OPPOSITE[word] for word in direction.split())
+
+
+def identity_by_oracle(stories: Sequence[Story], oracle: ClipOracle) -> dict[str, object]:
+    """Share of stories in which digit and colour are right in all three scenes (`kept`), beside `apart`: scenes by the captions
+    of the next story."""
+    table = {}
+    for name, shift in (("kept", 0), ("apart", 1)):
+        told = [stories[(index + shift) % len(stories)].scenes for index in range(len(stories))]
+        verdicts = [
+            [oracle.judge(part, scene.caption) for part, scene in zip(story.parts, scenes, strict=True)]
+            for story, scenes in zip(stories, told, strict=True)
+        ]
+        right = {key: np.array([all(scene[key] for scene in each) for each in verdicts]) for key in ("digit", "colour")}
+        table[name] = {"joint": float((right["digit"] & right["colour"]).mean())}
+        table[name] |= {key: float(found.mean()) for key, found in right.items()}
+    whole = round(table["kept"]["joint"] * len(stories))
+    return {"kept": table["kept"]["joint"], "interval": list(wilson(whole, len(stories))), "rows": table}
 
 
 def identity_by_slots(stories: Sequence[Story], classifier: Classifier) -> dict[str, object]:

@@ -68,8 +68,11 @@ def _oracle(section: Mapping[str, Any]) -> list[str]:
     told = ["oracle: share that shows what was asked for"]
     for name, row in _sorted(section["rows"]):
         low, high = row["interval"]
-        parts = [f"{key} {100 * row[key]:.1f}" for key in row if key not in ("joint", "n", "interval")]
+        parts = [f"{key} {100 * row[key]:.1f}" for key in row if key not in ("joint", "n", "interval", "directions")]
         told.append(f"  {name:<15} joint {100 * row['joint']:5.1f} % [{100 * low:.1f}, {100 * high:.1f}]  {'  '.join(parts)}")
+        if each := row.get("directions"):
+            ways = (f"{way} {100 * part['direction']:.1f} of {part['n']}" for way, part in each.items())
+            told.append(f"  {'':<15} directions: {'  '.join(ways)}")
     return told
 
 

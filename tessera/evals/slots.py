@@ -72,7 +72,7 @@ def join_repeated(texts: Sequence[str]) -> dict[str, int]:
 def find_slots(captions: Sequence[str | None]) -> list[Slot]:
     """Each token is a value of one slot at most. A slot starts from the rarest token that is left and takes those that exclude
     all it has, the nearest in place and the rarest first, so that it is fine: walks, runs, jumps, not walks, runs, faces."""
-    texts = [caption for caption in captions if words_of(caption)]
+    texts = [caption for caption in captions if caption is not None and words_of(caption)]
     joined = join_repeated(texts)
     has, tokens, places = _table(texts, joined)
     if not tokens:

@@ -1,4 +1,4 @@
-"""Clips that can be judged by eye: a coloured block that moves over a grey picture, with noise, and the words for it."""
+"""Clips that can be judged by eye: a coloured block that moves over a picture that is brighter above, and the words for it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ SIDE, BLOCK = 16, 5
 
 def block_clip(colour: str, move: str, length: int, rng: np.random.Generator) -> Frames:
     """length 16 16 3; the block starts anywhere and wraps around."""
-    place, step = rng.integers(SIDE, size=2), np.array(MOVES[move]) * 2
-    clip = np.full((length, SIDE, SIDE, 3), 128, np.float64)
+    place, step = rng.integers(SIDE, size=2), np.array(MOVES[move]) * 3
+    clip = np.empty((length, SIDE, SIDE, 3))
+    clip[:] = np.linspace(180, 80, SIDE)[:, None, None]  # it shows which way is up
     for time in range(length):
         rows, columns = (np.arange(BLOCK) + at for at in place + time * step)
         clip[time][np.ix_(rows % SIDE, columns % SIDE)] = COLOURS[colour]
@@ -23,8 +24,9 @@ def block_clip(colour: str, move: str, length: int, rng: np.random.Generator) ->
 
 
 def blocks(num: int, seed: int, least: int = 4, most: int = 9) -> ClipSide:
-    """So many, of lengths between the two."""
+    """So many, of lengths between the two; each colour and each direction as often as the others."""
     rng = np.random.default_rng(seed)
-    drawn = [(str(rng.choice(list(COLOURS))), str(rng.choice(list(MOVES))), int(rng.integers(least, most + 1))) for _ in range(num)]
-    clips = tuple(block_clip(*facts, rng) for facts in drawn)
-    return ClipSide(clips, tuple(f"a {colour} block moves {move}" for colour, move, _ in drawn))
+    kinds = [(colour, move) for colour in COLOURS for move in MOVES]
+    drawn = [kinds[index % len(kinds)] for index in rng.permutation(num)]
+    clips = tuple(block_clip(*kind, int(rng.integers(least, most + 1)), rng) for kind in drawn)
+    return ClipSide(clips, tuple(f"a {colour} block moves {move}" for colour, move in drawn))

@@ -14,7 +14,10 @@ REAL = os.environ.get("TESSERA_REAL_DATA")
 CAPTIONS = [
     f"a {colour} {thing} above a {other} box {doing} {where}"
     for colour, thing, other, (doing, where) in product(
-        ("red", "green", "blue"), ("ball", "ring"), ("red", "green", "blue"), product(("rolls", "glides along"), ("left", "right"))
+        ("red", "green", "blue"),
+        ("ball", "ring"),
+        ("red", "green", "blue"),
+        product(("rolls", "glides along"), ("left", "right")),
     )
 ]
 
@@ -28,7 +31,8 @@ def test_words_that_exclude_each_other_are_slots_in_the_order_of_the_template() 
     comes twice itself and is told apart by the words before it."""
     captions = [caption.replace(" above a ", " above one ") for caption in CAPTIONS]
     assert values_of(captions) == [
-        {"a red", "a green", "a blue"}, {"ball", "ring"}, {"one red", "one green", "one blue"}, {"rolls", "glides"}, {"left", "right"},
+        {"a red", "a green", "a blue"}, {"ball", "ring"}, {"one red", "one green", "one blue"}, {"rolls", "glides"},
+        {"left", "right"},
     ]  # fmt: skip
 
 
