@@ -141,12 +141,15 @@ def test_a_crop_follows_its_middle() -> None:
 
 
 def test_version_1_is_pinned() -> None:
-    """A change of these bytes is a new version: raise VERSION, and say so to whoever compares with older sets."""
-    digest = hashlib.sha256()
+    """A change of these is a new version: raise VERSION, and say so to whoever compares with older sets. Pixels are compared by their
+    sums: libraries of linear algebra round the last bit of a product differently."""
+    digest, sums = hashlib.sha256(), []
     for split in SPLITS:
         for scene in scenes_of(split, 12, seed=7):
-            digest.update(caption(scene).encode() + draw(scene, FULL).tobytes())
-    assert (synth.VERSION, digest.hexdigest()[:16]) == (1, "462b7d66e80dfdb1")
+            digest.update(caption(scene).encode())
+            sums.append(draw(scene, FULL).astype(np.int64).sum(axis=(0, 1, 2)))
+    assert (synth.VERSION, digest.hexdigest()[:16]) == (1, "338ced9430deda40")
+    np.testing.assert_allclose(np.sum(sums, axis=0), [42620703, 39899548, 54185555], rtol=1e-5)
 
 
 def test_folder(tmp_path: Path) -> None:
