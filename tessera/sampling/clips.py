@@ -16,7 +16,7 @@ from tessera.batches import from_uint8, to_uint8
 from tessera.config import UserError, VideoDataConfig
 from tessera.media.clip_facts import Look
 from tessera.media.clips import AvMissing, Clip, ClipFacts, Frames, UnreadableClip, read_clip
-from tessera.media.framing import frames_from, letterbox, room_from
+from tessera.media.framing import frames_from, letterbox, room_from, side_of
 from tessera.media.images import Pixels, fit
 from tessera.recipes.precision import full_precision
 from tessera.sampling.request import Request
@@ -103,7 +103,7 @@ def one_frame(picture: Footage, data: VideoDataConfig) -> Pixels:
 def read(footage: Footage, data: VideoDataConfig, most: int | None, fps: float) -> Clip:
     """A file, a `Clip`, a PIL image or an array, with the channels of the data. Of a file those frames are taken that training
     would take, by data.fps or data.stride; arrays and `Clip`s, such as drawn ones, stay as they are."""
-    look = Look(data.channels, data.background, round(data.resolution * data.zoom))
+    look = Look(data.channels, data.background, side_of(data.resolution, data.zoom, cropped=data.fit == "crop"))
     if isinstance(footage, Image.Image):
         return Clip(look.of_picture(footage)[None], fps)
     if not isinstance(footage, (str, Path)):
