@@ -16,6 +16,7 @@ from tessera.nn.quantizers import FSQConfig, ResidualConfig
 from tessera.recipes.needs import NeedsConfig
 from tessera.text.encoders import ByteTextConfig, TextConfig
 from tessera.tokenizers.video.conv import CausalConvConfig
+from tessera.tokenizers.video.cvivit import CViViTConfig
 from tessera.tokenizers.video.model import VideoTokenizerConfig, num_frames, num_latent
 from tessera.tokenizers.video.stage import VideoTokenizerStageConfig
 
@@ -36,8 +37,8 @@ class PhenakiSampleConfig(MaskedSampleConfig):
 
     frames: int | None = Field(None, ge=1, le=1_000_000)
     """Frames of a clip; null: as many as a training clip has. A longer one is drawn window by window. 1 draws a picture."""
-    overlap: int = Field(8, ge=1)
-    """Frames that a window takes over from the one before, rounded up to whole tokens; the rest of it is new."""
+    overlap: int | None = Field(None, ge=1)
+    """Frames that a window takes over from the one before, in whole tokens; the rest of it is new. null: half of it."""
     fps: float | None = Field(None, gt=0, le=240)
     """Frames a second of the files; null: as the training data has them."""
     chunk: int = Field(8, ge=1, le=1024)
@@ -91,11 +92,18 @@ class PhenakiConfig(Config):
 
     @model_validator(mode="after")
     def _windows_fit(self) -> PhenakiConfig:
-        most = self.data.frames - 1 - self.tokenizer.model.time_stride
-        if self.data.frames > 1 and self.sample.overlap > max(most, 1):
+        most, model = largest_overlap(self), self.tokenizer.model
+        if self.sample.overlap is not None and self.sample.overlap > most:
             raise ValueError(
                 f"sample.overlap {self.sample.overlap} leaves no room for new frames in a window of {self.data.frames}; "
-                f"use at most {max(most, 1)}"
+                f"{f'use at most {most}, or null' if most else 'set it to null'}"
+            )
+        trained = self.base.needs.tokenizer is None  # else it has seen other clips
+        if trained and isinstance(model, CViViTConfig) and model.window > self.grid[0]:
+            raise ValueError(
+                f"tokenizer.model.window {model.window} is more than the {self.grid[0]} latent frames of a training clip "
+                f"(data.frames {self.data.frames}, time stride {model.time_stride}), so long clips would be decoded as none that "
+                f"was seen; use at most {self.grid[0]}, or more frames"
             )
         return self
 
@@ -110,6 +118,11 @@ def grid_of(model: VideoTokenizerConfig, data: VideoDataConfig) -> tuple[int, ..
     steps, side = num_latent(data.frames, model.time_stride), data.resolution // model.stride
     quantizer = model.quantizer
     return (steps, side, side, quantizer.num_quantizers) if isinstance(quantizer, ResidualConfig) else (steps, side, side)
+
+
+def largest_overlap(config: PhenakiConfig) -> int:
+    """Frames that a window can take over at most: it has no first latent then, and one is new. 0: it cannot go on."""
+    return max(0, config.grid[0] - 2) * config.tokenizer.model.time_stride
 
 
 GENERATOR_OPTIM = OptimConfig(lr=3e-4, betas=(0.9, 0.98), weight_decay=0.03, warmup_steps=5000)

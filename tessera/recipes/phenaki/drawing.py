@@ -12,10 +12,10 @@ from torch import Tensor
 from tessera.batches import TokenBatch, from_uint8, to_uint8
 from tessera.config import UserError
 from tessera.contracts import Chunk, Nets, Scene
-from tessera.generators.masked.windows import Piece, Span, Window, draw_long
+from tessera.generators.masked.windows import NoRoom, Piece, Span, Window, draw_long
 from tessera.media.clips import Clip, Frames
 from tessera.recipes.masked import TokenDrawer, encode_exactly, options_of, token_loss
-from tessera.recipes.phenaki.config import PhenakiConfig, PhenakiSampleConfig
+from tessera.recipes.phenaki.config import PhenakiConfig, PhenakiSampleConfig, largest_overlap
 from tessera.recipes.precision import full_precision
 from tessera.tokenizers.video.model import VideoTokenizer, num_frames, num_latent
 
@@ -90,12 +90,26 @@ class Animator:
             ).flatten(1)  # fmt: skip
 
         grid, mask_id = self.config.grid, self.config.tokenizer.model.quantizer.vocab_size
-        overlap = latents_in(options.overlap, self.time_stride)
-        return draw_long(
-            draw_window, grid, mask_id, chunk.seeds, spans_of(takes, self.time_stride), overlap, self.start(chunk, scenes[0])
+        if chunk.given is not None:
+            refuse_beyond_cut(chunk.given, takes[0])
+        spans, given = spans_of(takes, self.time_stride), self.start(chunk)
+        overlap = (grid[0] - 1) // 2 if options.overlap is None else latents_in(options.overlap, self.time_stride)
+        try:
+            return draw_long(draw_window, grid, mask_id, chunk.seeds, spans, max(1, overlap), given)
+        except NoRoom:
+            raise UserError(self.no_room()) from None
+
+    def no_room(self) -> str:
+        """What to say where no window can go on from the one before."""
+        most, frames = largest_overlap(self.config), self.config.data.frames
+        if most:
+            return f"an overlap leaves no room for new frames in a window of {frames}; use at most {most}: sample.overlap, scenes"
+        return (
+            f"this model was trained on clips of {frames} frames, in which nothing can go on from anything; ask for at most so "
+            f"many at a time (a scene with overlap 0 starts anew), or train with more: data.frames"
         )
 
-    def start(self, chunk: Chunk, scene: Scene) -> Tensor | None:
+    def start(self, chunk: Chunk) -> Tensor | None:
         """Latents of given frames, b k h w, hidden where none are given; all rows have the same."""
         if chunk.frames is None or chunk.given is None:
             return None
@@ -157,8 +171,8 @@ def spans_of(takes: Sequence[Sequence[Scene]], time_stride: int) -> list[Span]:
             latents = num_latent(asked, time_stride) - done
             if latents < 1:
                 raise UserError(
-                    f"a scene of {scene.frames} frames ({scene.caption!r}) is shorter than what a token holds; "
-                    f"ask for at least {time_stride} frames"
+                    f"the scene {scene.caption!r} ({scene.frames} of {time_stride} frames that a token holds) is too short to be "
+                    f"drawn; ask for at least {time_stride} frames"
                 )
             done += latents
             spans.append(Span(latents, None if scene.overlap is None else latents_in(scene.overlap, time_stride)))
@@ -194,6 +208,13 @@ def refuse_between_places(given: Tensor, time_stride: int) -> None:
         )
     if not kept:
         raise UserError(f"none of the given frames {sorted(places)} can be kept; give frame 0, or multiples of {time_stride}")
+
+
+def refuse_beyond_cut(given: Tensor, take: Sequence[Scene]) -> None:
+    """Given frames belong to the scenes before the first hard cut."""
+    last, frames = int(given.nonzero().max()), sum(scene.frames for scene in take)
+    if last >= frames:
+        raise UserError(f"frame {last} is given, and a hard cut comes before it: frames can be given up to {frames - 1}")
 
 
 def hold(frames: Tensor, given: Tensor, length: int) -> Tensor:
