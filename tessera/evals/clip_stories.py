@@ -71,7 +71,7 @@ def other_ends(caption: str, captions: Sequence[str], slots: Sequence[Slot], see
 def write_digit_stories(side: ClipSide, num: int) -> list[Story]:
     """Of the first captions that differ; in the second scene all digits move the other way, in the third as in the first."""
     first = {caption: index for index, caption in reversed(list(enumerate(side.captions)))}
-    stories = []
+    stories: list[Story] = []
     for caption, index in sorted(first.items(), key=lambda pair: pair[1]):
         if len(stories) < num and (scene := digits.parse_caption(caption or "")) is not None:
             movers = tuple(replace(mover, direction=turned_back(mover.direction)) for mover in scene.movers)

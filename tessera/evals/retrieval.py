@@ -83,7 +83,7 @@ def fit_retriever(media: Pictures | Sequence[Frames], captions: Sequence[str | N
     if not kept:
         raise ValueError("retrieval needs captions; got none")
     texts, moving = [captions[index] for index in kept], not isinstance(media, np.ndarray)
-    some: Any = [media[index] for index in kept] if moving else media[kept]
+    some: Any = media[kept] if isinstance(media, np.ndarray) else [media[index] for index in kept]
     height, _, channels = some[0].shape[-3:]
     side = side_for(height)
     tower: Any = ClipNet if moving else PictureNet

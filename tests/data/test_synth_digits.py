@@ -141,8 +141,8 @@ def test_a_crop_follows_its_middle() -> None:
 
 
 def test_version_1_is_pinned() -> None:
-    """A change of these is a new version: raise VERSION, and say so to whoever compares with older sets. Pixels are compared by their
-    sums: libraries of linear algebra round the last bit of a product differently."""
+    """A change of these is a new version: raise VERSION, and say so to whoever compares with older sets. Pixels are compared by
+    their sums: libraries of linear algebra round the last bit of a product differently."""
     digest, sums = hashlib.sha256(), []
     for split in SPLITS:
         for scene in scenes_of(split, 12, seed=7):
