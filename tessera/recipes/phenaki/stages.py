@@ -27,7 +27,7 @@ from tessera.nn.perceptual import load_vgg16
 from tessera.nn.similarity import psnr
 from tessera.recipes.captions import settle_captions, training_text
 from tessera.recipes.masked import draw_preview, encode_exactly, facts_of, masked_nets, reads_captions
-from tessera.recipes.phenaki.config import PhenakiConfig
+from tessera.recipes.phenaki.config import PhenakiConfig, refuse_sizes
 from tessera.tokenizers.video.critic import frames_of
 from tessera.tokenizers.video.losses import clip_mean
 from tessera.tokenizers.video.model import VideoTokenizer, num_frames
@@ -62,6 +62,10 @@ def adopt(config: PhenakiConfig, read: Callable[[str], Any]) -> PhenakiConfig:
     }
     made = build(PhenakiConfig, [layer_of(config, "config"), Layer.of(changes, "the tokenizer that needs.tokenizer names")])
     assert isinstance(made, PhenakiConfig)
+    try:
+        refuse_sizes(made)
+    except ValueError as error:
+        raise UserError(f"with the tokenizer of {origin}: {error}") from None
     return made
 
 

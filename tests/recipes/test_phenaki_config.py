@@ -1,0 +1,67 @@
+"""Sizes that fit each other or are refused: those of this run's tokenizer, and those of one from elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tessera import pipeline
+from tessera.config import UserError
+from tessera.recipes.phenaki.config import PhenakiConfig
+from tessera.recipes.phenaki.stages import adopt
+from tessera.staging import config_of
+from tests.small import generated, pictures, workshop
+
+__all__ = ["generated", "pictures", "workshop"]
+
+
+def resolved(*sets: str, preset: str = "tiny") -> Any:
+    return pipeline.resolve("phenaki", preset=preset, sets=sets)
+
+
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        (["data.frames=16"], "16 is not 1 more than a multiple of the tokenizer's time stride 4; use 13 or 17"),
+        (["data.frames=2"], "use 1 or 5"),
+        (["data.resolution=36"], "36 cannot be divided by the tokenizer's stride 8; use 32 or 40"),
+        (["sample.overlap=13"], "13 leaves no room for new frames in a window of 17; use at most 12, or null"),
+        (["data.frames=5", "sample.overlap=1"], "1 leaves no room for new frames in a window of 5; set it to null"),
+        (["tokenizer.model.kind=cvivit", "data.frames=9"], "window 5 is more than the 3 latent frames of a training clip"),
+        (["data.resolution=16", "tokenizer.critic={kind: clips, widths: [8, 8, 8, 8, 8, 8]}"], "a frame of 16 pixels 5 times"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_refused(sets: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        resolved(*sets)
+
+
+@pytest.mark.parametrize("frames", [1, 5, 9, 13, 33])
+def test_any_length_of_training_clips_needs_no_other_value(frames: int) -> None:
+    assert resolved(f"data.frames={frames}").grid == (1 + (frames - 1) // 4, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("model", "sets", "grid"),
+    [
+        ("{widths: [8, 8, 8], blocks: [0, 0, 0], time_downsamples: 1}", ("data.frames=11", "data.resolution=20"), (6, 5, 5)),
+        ("{kind: cvivit, width: 16, heads: 2, patch: 4, time_patch: 2}", ("data.frames=5", "data.resolution=20"), (3, 5, 5)),
+        ("{quantizer: {kind: residual, num_quantizers: 3}}", (), (5, 4, 4, 3)),
+    ],
+)
+def test_a_tokenizer_from_elsewhere_decides_what_fits(model: str, sets: tuple[str, ...], grid: tuple[int, ...]) -> None:
+    """Not the one that the preset would have trained, whose strides are 8 and 4."""
+    other = resolved(f"tokenizer.model={model}")
+    made = adopt(resolved("base.needs.tokenizer=/other/tokenizer", *sets), lambda origin: other)
+    assert isinstance(made, PhenakiConfig)
+    assert (made.tokenizer.model, made.grid) == (other.tokenizer.model, grid)
+    with pytest.raises(UserError, match="with the tokenizer of /other/tokenizer: sample.overlap 99 leaves no room"):
+        adopt(resolved("base.needs.tokenizer=/other/tokenizer", *sets, "sample.overlap=99"), lambda origin: other)
+
+
+def test_only_a_tokenizer_is_taken_over(generated: Path) -> None:
+    with pytest.raises(UserError, match=r"base is a stage of another kind; expected a tokenizer, such as .*/tokenizer"):
+        config_of(str(generated / "base"))
