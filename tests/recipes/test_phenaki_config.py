@@ -58,7 +58,7 @@ def test_a_tokenizer_from_elsewhere_decides_what_fits(model: str, sets: tuple[st
     made = adopt(resolved("base.needs.tokenizer=/other/tokenizer", *sets), lambda origin: other)
     assert isinstance(made, PhenakiConfig)
     assert (made.tokenizer.model, made.grid) == (other.tokenizer.model, grid)
-    with pytest.raises(UserError, match="with the tokenizer of /other/tokenizer: sample.overlap 99 leaves no room"):
+    with pytest.raises(UserError, match=r"with the tokenizer of /other/tokenizer: sample.overlap 99 leaves no room"):
         adopt(resolved("base.needs.tokenizer=/other/tokenizer", *sets, "sample.overlap=99"), lambda origin: other)
 
 
