@@ -182,6 +182,20 @@ def test_a_model_of_single_frames_says_so(run: Path, session: Session) -> None:
             draw(Chunk(["left"], torch.tensor([1]), config.sample.model_copy(update={"frames": frames + 1})))
 
 
+def test_what_is_kept_while_drawing_does_not_grow(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded, decode = [], session.tokenizer.decode_more  # type: ignore[attr-defined]
+
+    def decode_more(ids: torch.Tensor, memory: Any = None) -> Any:
+        frames, memory = decode(ids, memory)
+        decoded.append((ids.shape[1], sum(kept.numel() for kept in memory)))
+        return frames, memory
+
+    monkeypatch.setattr(session.tokenizer, "decode_more", decode_more)
+    session.sample("left", image=bar(3, 31, 1), frames=90)
+    assert max(latents for latents, _ in decoded) == 5, "what is given is decoded a window at a time, too"
+    assert len({size for _, size in decoded}) == 1
+
+
 def test_tokens_there_and_back(session: Session, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clip = bar(4, 8, 1)
     ids = session.encode(clip, clip[:3])
@@ -197,6 +211,25 @@ def test_tokens_there_and_back(session: Session, run: Path, monkeypatch: pytest.
     parts = session.decode(ids)
     assert all(np.abs(a.frames.astype(int) - b.frames).max() <= 1 for a, b in zip(parts, decoded, strict=True))
     assert torch.equal(session.encode(clip, clip[:3]), ids)
+
+
+@pytest.mark.parametrize(
+    ("quantizer", "right", "wrong", "said"),
+    [
+        ("{kind: fsq, levels: [4, 4]}", (1, 3, 4, 4), (1, 3, 4, 4, 2), "clips x time x height x width$"),
+        ("{kind: residual, num_quantizers: 2}", (1, 3, 4, 4, 2), (1, 3, 4, 4), "x width x codes of a place, up to 2$"),
+        ("{kind: residual, num_quantizers: 2}", (1, 3, 4, 4, 1), (1, 3, 4, 4, 3), "x width x codes of a place, up to 2$"),
+    ],
+)
+def test_ids_have_the_axes_of_the_codes(
+    session: Session, quantizer: str, right: tuple[int, ...], wrong: tuple[int, ...], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = f"{{widths: [8, 8, 8], blocks: [0, 0, 0], time_downsamples: 1, quantizer: {quantizer}}}"
+    config = pipeline.resolve("phenaki", preset="tiny", sets=[f"tokenizer.model={model}"])
+    monkeypatch.setattr(session, "nets", {"tokenizer": RECIPES["phenaki"].steps(config)[0].serves()})
+    assert session.decode(np.zeros(right, np.int64))[0].frames.shape == (5, 16, 16, 3)
+    with pytest.raises(UserError, match=said):
+        session.decode(np.zeros(wrong, np.int64))
 
 
 def test_an_export_draws_the_same(session: Session, run: Path, tmp_path: Path) -> None:

@@ -13,13 +13,12 @@ from tessera.batches import TokenBatch, from_uint8, to_uint8
 from tessera.config import UserError
 from tessera.contracts import Chunk, Nets, Scene
 from tessera.generators.masked.windows import NoRoom, Piece, Span, Window, draw_long
-from tessera.media.clips import Clip, Frames
+from tessera.media.clips import FPS, Clip, Frames
 from tessera.recipes.masked import TokenDrawer, encode_exactly, options_of, token_loss
 from tessera.recipes.phenaki.config import PhenakiConfig, PhenakiSampleConfig, largest_overlap
 from tessera.recipes.precision import full_precision
 from tessera.tokenizers.video.model import VideoTokenizer, num_frames, num_latent
 
-DEFAULT_FPS = 8.0  # of files, where neither the data nor the request says
 LOSS_CHUNK = 16  # clips
 
 
@@ -54,7 +53,7 @@ class Animator:
             kept = kept_frames(chunk.given, self.time_stride)
             start = frames[:, :, : len(kept)]
             start.copy_(torch.where(kept[:, None, None].cpu(), to_uint8(chunk.frames).cpu(), start))
-        fps = options.fps or DEFAULT_FPS
+        fps = options.fps or FPS
         return [Clip(clip.numpy(), fps) for clip in frames.permute(0, 2, 3, 4, 1).contiguous()]
 
     def compile(self) -> None:
@@ -72,10 +71,11 @@ class Animator:
             if piece.begins:
                 memory, take = None, take + 1
                 left = sum(scene.frames for scene in takes[take])
-            with torch.autocast(self.device.type, torch.bfloat16) if self._bf16 else full_precision(self.device):
-                made, memory = self.tokenizer.decode_more(piece.ids, memory)
-            yield to_uint8(made[:, :, :left]).cpu()
-            left -= min(left, made.shape[2])
+            for ids in piece.ids.split(self.config.grid[0], dim=1):  # what was given may be long
+                with torch.autocast(self.device.type, torch.bfloat16) if self._bf16 else full_precision(self.device):
+                    made, memory = self.tokenizer.decode_more(ids, memory)
+                yield to_uint8(made[:, :, :left]).cpu()
+                left -= min(left, made.shape[2])
 
     def pieces(self, chunk: Chunk, takes: Sequence[Sequence[Scene]]) -> Iterator[Piece]:
         """Latent frames of the whole clip."""
