@@ -105,7 +105,7 @@ def test_files_by_contract_and_their_json_draws_them_again(tessera: Run, run: Pa
     assert ended.out.splitlines()[-2] == "drawn by tokenizer step 3, base step 3: clips are 20 frames of 16 px"
     assert len({found[f"{name}.gif"] for name in ("0-0", "0-1", "1-0", "1-1")}) == 4
     assert tessera("sample", run, "--request", "out/1-1.json", "--out", "again").code == 0
-    for suffix in SUFFIXES[:3]:
+    for suffix in (".gif", ".png"):  # once in many hundred times x264 writes other bytes of the same frames
         assert (tmp_path / "again" / f"0{suffix}").read_bytes() == found[f"1-1{suffix}"]
     (drawn,) = session.sample("right", seed=6, frames=20)
     assert drawn.frames.shape == (20, 16, 16, 3)
