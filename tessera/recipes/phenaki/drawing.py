@@ -12,7 +12,7 @@ from torch import Tensor
 from tessera.batches import TokenBatch, from_uint8, to_uint8
 from tessera.config import UserError
 from tessera.contracts import Chunk, Nets, Scene
-from tessera.generators.masked.windows import Piece, Span, Window, draw_long
+from tessera.generators.masked.windows import Piece, Span, Window, draw_long, plan
 from tessera.media.clips import Clip, Frames
 from tessera.recipes.masked import TokenDrawer, encode_exactly, options_of, token_loss
 from tessera.recipes.phenaki.config import PhenakiConfig, PhenakiSampleConfig
@@ -90,10 +90,9 @@ class Animator:
             ).flatten(1)  # fmt: skip
 
         grid, mask_id = self.config.grid, self.config.tokenizer.model.quantizer.vocab_size
-        overlap = latents_in(options.overlap, self.time_stride)
-        return draw_long(
-            draw_window, grid, mask_id, chunk.seeds, spans_of(takes, self.time_stride), overlap, self.start(chunk, scenes[0])
-        )
+        overlap, spans = latents_in(options.overlap, self.time_stride), spans_of(takes, self.time_stride)
+        refuse_no_room(spans, overlap, grid[0], self.time_stride)
+        return draw_long(draw_window, grid, mask_id, chunk.seeds, spans, overlap, self.start(chunk, scenes[0]))
 
     def start(self, chunk: Chunk, scene: Scene) -> Tensor | None:
         """Latents of given frames, b k h w, hidden where none are given; all rows have the same."""
@@ -103,6 +102,7 @@ class Animator:
         ends = (torch.arange(num_latent(len(chunk.given), self.time_stride)) * self.time_stride).clamp(max=len(chunk.given) - 1)
         known = kept_frames(chunk.given, self.time_stride)[ends]
         known = known[: int(known.nonzero().max()) + 1]
+        refuse_far_frames(known, scene.frames, self.config.grid[0], self.time_stride)
         ids = encode_exactly(self.tokenizer, hold(chunk.frames[:1], chunk.given, num_frames(len(known), self.time_stride)))
         ids = ids.masked_fill(~known.view(1, -1, *[1] * (ids.ndim - 2)), self.config.tokenizer.model.quantizer.vocab_size)
         return ids.expand(len(chunk.seeds), *ids.shape[1:])
@@ -165,6 +165,23 @@ def spans_of(takes: Sequence[Sequence[Scene]], time_stride: int) -> list[Span]:
     return spans
 
 
+def refuse_no_room(spans: Sequence[Span], overlap: int, window: int, time_stride: int) -> None:
+    """Every window has something new; `window` and `overlap` are in latents."""
+    try:
+        plan(window, spans, overlap)
+    except ValueError:
+        most, widest = (window - 2) * time_stride, max([overlap, *(span.overlap or 0 for span in spans)]) * time_stride
+        if most < 1:
+            raise UserError(
+                f"a window of {num_frames(window, time_stride)} frames is too short to go on from; ask for no more frames, "
+                f"and for scenes with overlap 0"
+            ) from None
+        raise UserError(
+            f"an overlap of {widest} frames leaves no room for new ones in a window of {num_frames(window, time_stride)}; "
+            f"use at most {most}: sample.overlap, or the overlap of a scene"
+        ) from None
+
+
 def latents_in(frames: int, time_stride: int) -> int:
     """So many frames at a clip's end, in whole latents."""
     return -(-frames // time_stride)
@@ -194,6 +211,21 @@ def refuse_between_places(given: Tensor, time_stride: int) -> None:
         )
     if not kept:
         raise UserError(f"none of the given frames {sorted(places)} can be kept; give frame 0, or multiples of {time_stride}")
+
+
+def refuse_far_frames(known: Tensor, scene_frames: int, window: int, time_stride: int) -> None:
+    """Given latents, k bool, lie in the first scene; what is to be drawn among them, in one window."""
+    if len(known) > num_latent(scene_frames, time_stride):
+        raise UserError(
+            f"frames are given up to {time_stride * (len(known) - 1)}, and the first scene has {scene_frames}; "
+            f"give it more frames than that, or give fewer"
+        )
+    if not bool(known.all()) and len(known) > window:
+        last = time_stride * (window - 1)
+        raise UserError(
+            f"frames are given up to {time_stride * (len(known) - 1)} with others to draw among them, which takes one window of "
+            f"{last + 1} frames; use keyframes up to frame {last}"
+        )
 
 
 def hold(frames: Tensor, given: Tensor, length: int) -> Tensor:
