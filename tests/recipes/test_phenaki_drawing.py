@@ -59,7 +59,7 @@ def test_an_overlap_without_room_is_refused_in_frames() -> None:
         refuse_no_room([Span(9)], 4, 5, 4)
     with pytest.raises(UserError, match=r"an overlap of 20 frames .* use at most 12"):
         refuse_no_room([Span(5), Span(5, 5)], 2, 5, 4)
-    with pytest.raises(UserError, match="window of 5 frames is too short"):
+    with pytest.raises(UserError, match="training clips of 5 are too short"):
         refuse_no_room([Span(3)], 1, 2, 4)
 
 

@@ -173,8 +173,8 @@ def refuse_no_room(spans: Sequence[Span], overlap: int, window: int, time_stride
         most, widest = (window - 2) * time_stride, max([overlap, *(span.overlap or 0 for span in spans)]) * time_stride
         if most < 1:
             raise UserError(
-                f"a window of {num_frames(window, time_stride)} frames is too short to go on from; ask for no more frames, "
-                f"and for scenes with overlap 0"
+                f"training clips of {num_frames(window, time_stride)} are too short to go on from; ask for no more frames than that, "
+                "or cut scenes hard (overlap 0)"
             ) from None
         raise UserError(
             f"an overlap of {widest} frames leaves no room for new ones in a window of {num_frames(window, time_stride)}; "
