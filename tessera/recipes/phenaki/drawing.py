@@ -173,7 +173,7 @@ def refuse_no_room(spans: Sequence[Span], overlap: int, window: int, time_stride
         most, widest = (window - 2) * time_stride, max([overlap, *(span.overlap or 0 for span in spans)]) * time_stride
         if most < 1:
             raise UserError(
-                f"training clips of {num_frames(window, time_stride)} are too short to go on from; ask for no more frames than that, "
+                f"training clips of {num_frames(window, time_stride)} are too short to go on from; ask for no more frames, "
                 "or cut scenes hard (overlap 0)"
             ) from None
         raise UserError(
