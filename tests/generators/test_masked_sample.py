@@ -31,7 +31,7 @@ def nets() -> dict[str, torch.nn.Module]:
 # ---- samples
 
 
-@pytest.mark.parametrize("grid", [(7,), (4, 6), (8, 8), (2, 3, 5)])
+@pytest.mark.parametrize("grid", [(7,), (4, 6), (8, 8), (2, 3, 5), (5, 4, 4, 2)])
 def test_halton_visits_every_cell_once_and_spreads(grid: tuple[int, ...]) -> None:
     order = halton_order(grid)
     assert sorted(order.tolist()) == list(range(math.prod(grid)))
@@ -40,9 +40,9 @@ def test_halton_visits_every_cell_once_and_spreads(grid: tuple[int, ...]) -> Non
         assert max(torch.bincount(rows // 4 * 2 + columns // 4, minlength=4)) <= 6, "sixteen cells, four quarters"
 
 
-def test_a_grid_of_four_axes_is_refused() -> None:
-    with pytest.raises(ValueError, match="4 axes"):
-        halton_order((2, 2, 2, 2))
+def test_a_grid_of_five_axes_is_refused() -> None:
+    with pytest.raises(ValueError, match="5 axes"):
+        halton_order((2, 2, 2, 2, 2))
 
 
 @pytest.mark.parametrize(("steps", "tokens"), [(1, 16), (8, 16), (18, 64), (40, 16)])
