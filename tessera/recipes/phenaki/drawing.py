@@ -90,7 +90,9 @@ class Animator:
             ).flatten(1)  # fmt: skip
 
         grid, mask_id = self.config.grid, self.config.tokenizer.model.quantizer.vocab_size
-        overlap, spans = latents_in(options.overlap, self.time_stride), spans_of(takes, self.time_stride)
+        half = max(1, (grid[0] - 1) // 2)
+        overlap = half if options.overlap is None else latents_in(options.overlap, self.time_stride)
+        spans = spans_of(takes, self.time_stride)
         refuse_no_room(spans, overlap, grid[0], self.time_stride)
         return draw_long(draw_window, grid, mask_id, chunk.seeds, spans, overlap, self.start(chunk, scenes[0]))
 
