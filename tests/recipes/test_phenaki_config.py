@@ -14,7 +14,7 @@ from tessera.recipes.phenaki.stages import adopt, steps
 
 
 def config_of(*sets: str) -> Any:
-    return resolve("phenaki", preset="tiny", sets=sets)
+    return resolve("phenaki", preset="small", sets=sets)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ class PhenakiSampleConfig(MaskedSampleConfig):
     frames: int | None = Field(None, ge=1, le=1_000_000)
     """Frames of a clip; null: as many as a training clip has. A longer one is drawn window by window. 1 draws a picture."""
     overlap: int | None = Field(None, ge=1)
-    """Frames that a window takes over from the one before, rounded up to whole tokens; the rest of it is new. null: half of them."""
+    """Frames that a window takes over from the one before, rounded up to whole tokens; the rest of it is new. null: half."""
     fps: float | None = Field(None, gt=0, le=240)
     """Frames a second of the files; null: as the training data has them."""
     chunk: int = Field(8, ge=1, le=1024)

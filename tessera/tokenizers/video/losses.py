@@ -29,8 +29,8 @@ class VideoLossConfig(ImageLossConfig):
     """Terms of the tokenizer's own loss."""
 
     l1: float = Field(0.1, ge=0)
-    """Weight of the mean absolute error. Little: where most of a frame is background, its many small errors outweigh those of what
-    moves, and learning takes twice as long."""
+    """Weight of the mean absolute error. Little: where most of a frame is background, its many small errors would outweigh those
+    of what moves, and learning takes longer."""
     temporal: float = Field(0.1, ge=0)
     """Weight of the mean absolute error of the change from frame to frame, which punishes flicker."""
     seen_frames: int | None = Field(4, ge=1)
