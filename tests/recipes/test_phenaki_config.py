@@ -40,22 +40,22 @@ def test_sizes_that_do_not_fit_are_told_with_those_that_do(value: str, said: str
 )
 def test_the_generator_has_the_vocabulary_and_the_grid_of_the_tokenizer(quantizer: str, codes: Any) -> None:
     """Nobody writes the number of codes a second time."""
-    config = config_of(f"tokenizer.model.quantizer={quantizer}", "data.frames=9", "sample.overlap=4")
+    config = config_of(f"tokenizer.model.quantizer={quantizer}", "data.frames=9")
     with torch.device("meta"):
         tokenizer, base = (train.serves() for train in steps(config))
     assert base["generator"].embed.vocab_size == tokenizer["tokenizer"].vocab_size == codes.vocab_size
-    assert base["generator"].grid == (3, 4, 4) + ((2,) if isinstance(codes, ResidualConfig) else ())
+    assert base["generator"].grid == (3, 8, 8) + ((2,) if isinstance(codes, ResidualConfig) else ())
 
 
 def test_a_tokenizer_from_elsewhere_brings_its_architecture() -> None:
     other = config_of("tokenizer.model={kind: cvivit, patch: 4, time_patch: 2, quantizer: {kind: vq, codes: 64}}")
     made = adopt(config_of("base.needs.tokenizer=there/tokenizer"), lambda origin: other)
     assert made.tokenizer.model == other.tokenizer.model
-    assert made.grid == (9, 8, 8)
+    assert made.grid == (9, 16, 16)
     with torch.device("meta"):
         assert steps(made)[1].serves()["generator"].embed.vocab_size == 64
     for wrong, said in (
-        (resolve("muse", preset="tiny"), "is of recipe muse and holds no tokenizer of clips"),
+        (resolve("muse", preset="tiny"), "is of recipe muse: no tokenizer of clips"),
         (config_of("data.channels=1"), "was trained on clips of 1 channels, data.channels is 3; set data.channels=1"),
     ):
         with pytest.raises(UserError, match=said):
