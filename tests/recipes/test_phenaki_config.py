@@ -55,7 +55,7 @@ def test_a_tokenizer_from_elsewhere_brings_its_architecture() -> None:
     with torch.device("meta"):
         assert steps(made)[1].serves()["generator"].embed.vocab_size == 64
     for wrong, said in (
-        (resolve("muse", preset="tiny"), "is of recipe muse: no tokenizer of clips"),
+        (resolve("muse", preset="tiny"), "is of recipe muse and holds no tokenizer of clips"),
         (config_of("data.channels=1"), "was trained on clips of 1 channels, data.channels is 3; set data.channels=1"),
     ):
         with pytest.raises(UserError, match=said):
