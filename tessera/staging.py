@@ -91,6 +91,8 @@ def config_of(origin: str) -> Any:
         found = read_stage(folder, recipe, current, names[path.name]) if path.name in names else None
     if found is None:
         raise UserError(f"{origin} is no trained stage; expected RUN/STAGE, such as runs/muse-001/tokenizer")
+    if not path.name.endswith("tokenizer"):
+        raise UserError(f"{origin} is a stage of another kind; expected a tokenizer, such as {folder / 'tokenizer'}")
     return found.config
 
 

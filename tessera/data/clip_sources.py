@@ -28,6 +28,7 @@ from tessera.data.sources import DatasetSource, Reading, Source, Stored, StringT
 from tessera.data.unread import note_beside_clips
 from tessera.media.clip_facts import PAUSE, AvMissing, ClipFacts, Look, UnreadableClip
 from tessera.media.clips import Clip, Frames, Inspection, Pick, inspect_clip, read_clip, read_facts
+from tessera.media.framing import side_of
 from tessera.media.images import WHITE, Channels, Colour, Pixels, with_channels
 
 UNREADABLE = (
@@ -254,13 +255,11 @@ def is_clip_array(array: npt.NDArray[Any]) -> bool:
 
 
 def reading_of(config: VideoDataConfig) -> Reading:
-    """How a config has clips read. Large frames are scaled down at once: to their final size where nothing but a cut follows;
-    otherwise to twice as much, so that the second scaling decides how they look."""
-    once = config.fit == "crop" and config.zoom == 1
+    """How a config has clips read."""
     return Reading(
         channels=config.channels,
         background=config.background,
-        min_side=config.resolution if once else 2 * round(config.resolution * config.zoom),
+        min_side=side_of(config.resolution, config.zoom, cropped=config.fit == "crop"),
         group_by=config.group_by,
         split_folders=config.split == "auto",
         class_folders=config.class_folders,

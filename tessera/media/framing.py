@@ -37,6 +37,12 @@ def nearest_frames(times: npt.NDArray[np.float64], wanted: npt.NDArray[np.float6
     return places
 
 
+def side_of(resolution: int, zoom: float, *, cropped: bool) -> int:
+    """The shorter side to which large frames are scaled as they are read: their final one where nothing but a cut follows;
+    otherwise twice as much, so that the second scaling decides how they look."""
+    return resolution if cropped and zoom == 1 else 2 * round(resolution * zoom)
+
+
 def letterbox(picture: Pixels, resolution: int, background: Colour) -> Pixels:
     """A square that holds the whole picture, its longer side from edge to edge, with bars of the background."""
     height, width, channels = picture.shape

@@ -15,13 +15,12 @@ from torch import Tensor
 from tessera.batches import from_uint8, to_uint8
 from tessera.config import UserError, VideoDataConfig
 from tessera.media.clip_facts import Look
-from tessera.media.clips import AvMissing, Clip, ClipFacts, Frames, UnreadableClip, read_clip
-from tessera.media.framing import frames_from, letterbox, room_from
+from tessera.media.clips import FPS, AvMissing, Clip, ClipFacts, Frames, UnreadableClip, read_clip
+from tessera.media.framing import frames_from, letterbox, room_from, side_of
 from tessera.media.images import Pixels, fit
 from tessera.recipes.precision import full_precision
 from tessera.sampling.request import Request
 
-FPS = 8.0  # of what does not say, by a model that does not say
 CHUNK_FRAMES = 256  # that go through a tokenizer at once, if they are of several clips
 
 Footage: TypeAlias = "Path | str | Clip | Image.Image | npt.NDArray[Any]"  # a picture is a clip of one frame
@@ -103,7 +102,7 @@ def one_frame(picture: Footage, data: VideoDataConfig) -> Pixels:
 def read(footage: Footage, data: VideoDataConfig, most: int | None, fps: float) -> Clip:
     """A file, a `Clip`, a PIL image or an array, with the channels of the data. Of a file those frames are taken that training
     would take, by data.fps or data.stride; arrays and `Clip`s, such as drawn ones, stay as they are."""
-    look = Look(data.channels, data.background, round(data.resolution * data.zoom))
+    look = Look(data.channels, data.background, side_of(data.resolution, data.zoom, cropped=data.fit == "crop"))
     if isinstance(footage, Image.Image):
         return Clip(look.of_picture(footage)[None], fps)
     if not isinstance(footage, (str, Path)):

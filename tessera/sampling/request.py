@@ -121,7 +121,7 @@ def checked_scenes(scenes: Sequence[Scene | Mapping[str, Any]]) -> tuple[Scene, 
     """Scenes as `Scene`s, each with a caption, a length, and no more overlap than there are frames before it."""
     if isinstance(scenes, (str, Mapping, Scene)):
         raise UserError(f"scenes is {scenes!r}; expected {KINDS['scenes'][1]}")
-    found, before = [], 0
+    found, before, cut = [], 0, False
     for number, scene in enumerate(scenes, 1):
         made = scene if isinstance(scene, Scene) else _scene_of(scene, number)
         for name, value, least in (("frames", made.frames, 1), ("overlap", made.overlap or 0, 0)):
@@ -131,9 +131,12 @@ def checked_scenes(scenes: Sequence[Scene | Mapping[str, Any]]) -> tuple[Scene, 
             raise UserError(f"scene {number} has the prompt {made.caption!r}; expected text")
         if (made.overlap or 0) > before:
             known = f"{before:,} frames come" if before else "nothing comes"
-            raise UserError(f"scene {number} overlaps {made.overlap:,} frames, and {known} before it; lower its overlap")
+            raise UserError(
+                f"scene {number} overlaps {made.overlap:,} frames, and {known} before it{' since a cut' * cut}; lower its overlap"
+            )
         found.append(made)
-        before += made.frames
+        cut = cut or (number > 1 and made.overlap == 0)
+        before = made.frames + (0 if made.overlap == 0 else before)
     return tuple(found)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tessera.batches import from_uint8, to_uint8
 from tessera.config import Layer, UserError
 from tessera.contracts import Chunk, Draw, Recipe, Scene, Tokenizer
-from tessera.media.clips import Clip
+from tessera.media.clips import FPS, Clip
 from tessera.media.images import Channels, Pixels, UnreadableImage, fit, read_image, to_array, to_picture
 from tessera.media.meshes import Mesh, TrimeshMissing, UnreadableMesh, read_mesh
 from tessera.recipes.precision import full_precision
@@ -160,7 +160,7 @@ class Session:
     @property
     def fps(self) -> float:
         """Frames a second of clips that the model makes."""
-        return self.config.sample.fps or self.config.data.fps or clips.FPS
+        return self.config.sample.fps or self.config.data.fps or FPS
 
     @torch.no_grad()
     def through_tokens(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
@@ -235,9 +235,12 @@ class Session:
         self.refuse_meshes()
         tokenizer, ids = self.tokenizer, torch.as_tensor(ids)
         whole = not (ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool)
-        moving = self.recipe.medium == "clip"
-        if ids.ndim not in ((4, 5) if moving else (3, 4)) or not whole or not ids.numel():
+        moving, quantizer = self.recipe.medium == "clip", getattr(tokenizer, "quantizer", None)
+        links = len(getattr(quantizer, "links", ()))  # of a residual one
+        fits = ids.ndim == 3 + moving + bool(links) and (not links or ids.shape[-1] <= links)
+        if not fits or not whole or not ids.numel():
             wanted = "clips x time x height x width" if moving else "pictures x height x width"
+            wanted += f" x codes of a place, up to {links}" if links else ""
             raise UserError(f"ids are {ids.dtype} shaped {list(ids.shape)}; expected whole numbers, {wanted}")
         if not 0 <= int(ids.min()) <= int(ids.max()) < tokenizer.vocab_size:
             raise UserError(

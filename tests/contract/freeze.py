@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 from tessera import pipeline
+from tessera.data.synth.digits import write_digits
 from tessera.data.synth.furniture import write_furniture
 from tessera.data.synth.shapes import write_shapes
 from tessera.engine.checkpoint import FORMAT
@@ -20,8 +21,31 @@ from tessera.recipes import RECIPES
 
 FROZEN = Path(__file__).parent / "frozen"
 STEPS, SAVED = 8, 5
-NAMES = {"muse": "muse-stages", "meshgpt": "meshgpt"}  # muse is older than its second stage
-SETS = {
+NAMES = {"muse": "muse-stages"}  # it is older than its second stage
+CLIPS = (
+    "data.resolution=16",
+    "data.frames=9",
+    "data.start=random",
+    "data.image_share=0.25",
+    "data.validation_fraction=0.2",
+    "data.views=2",
+    "tokenizer.batch_size=4",
+    "tokenizer.loss={temporal: 0.5, seen_frames: 3}",
+    "tokenizer.optim={lr: 1.0e-2, warmup_steps: 2}",
+    "tokenizer.ema_decay=0.9",
+    "text={kind: bytes, length: 16, width: 16, depth: 1, heads: 2}",
+    "base.batch_size=4",
+    "base.model={width: 16, depth: 1, heads: 2, dropout: 0}",
+    "base.optim={lr: 1.0e-2, warmup_steps: 2}",
+    "base.loss={label_smoothing: 0.1, frames: {prefix_prob: 0.2, between_prob: 0.2, later_prob: 0.3, shorter_prob: 0.2}}",
+    "base.ema_decay=0.9",
+    "sample={steps: 2, chunk: 2, fps: 8}",
+    "engine.device=cpu",
+    "engine.log_every_steps=1",
+    f"engine.save_every_steps={SAVED}",
+    "engine.validate_every_steps=4",
+)
+SETS = {  # a recipe, or RECIPE-KIND
     "muse": (
         "data.resolution=16",
         "data.validation_fraction=0.2",
@@ -71,13 +95,39 @@ SETS = {
         f"engine.save_every_steps={SAVED}",
         "engine.validate_every_steps=4",
     ),
+    "phenaki": (
+        *CLIPS,
+        "tokenizer.model={kind: conv, widths: [4, 4, 4], blocks: [1, 0, 1], time_downsamples: 1, quantizer: {levels: [4, 4]}}",
+        "tokenizer.critic={kind: clips, widths: [4, 4], start_step: 3, warmup_steps: 2, weight: 0.02, adaptive: true, "
+        "penalty: {every: 2}}",
+        "base.critic={kind: head, optim: {lr: 1.0e-2, warmup_steps: 2}}",
+    ),
+    "phenaki-cvivit": (
+        *CLIPS,
+        "tokenizer.model={kind: cvivit, width: 16, heads: 2, patch: 4, time_patch: 4, window: 2, spatial_depth: 1, "
+        "temporal_depth: 1, quantizer: {kind: residual, num_quantizers: 2, quantizer: {kind: fsq, levels: [4, 4]}}}",
+        "tokenizer.critic={kind: frames, widths: [4, 4], start_step: 3, warmup_steps: 2, weight: 0.02}",
+        "base.critic={kind: net, model: {width: 16, depth: 1, heads: 2}, optim: {lr: 1.0e-2, warmup_steps: 2}}",
+    ),
 }
+
+
+def recipe_of(name: str) -> str:
+    """The recipe of a key of `SETS`, or of a folder."""
+    return name.split("-")[0]
+
+
+def kind_of(home: str) -> str:
+    """The key of `SETS` that a folder is of."""
+    return max((kind for kind in SETS if home.startswith(kind)), key=len)
 
 
 def write_data(recipe: str, folder: Path) -> None:
     """What the run was trained on; synthetic, so that it need not be kept."""
     if recipe == "meshgpt":
         write_furniture(folder, 24, 0)
+    elif recipe == "phenaki":
+        write_digits(folder, 24, 0, image_size=32, frames=11)
     else:
         write_shapes(folder, 24, 0, image_size=32)
 
@@ -88,14 +138,15 @@ def losses(run: Path, stage: str) -> list[dict[str, float]]:
     return [{k: v for k, v in line.items() if not k.startswith(("time/", "memory/"))} for line in lines]
 
 
-def freeze(recipe: str) -> None:
+def freeze(kind: str) -> None:
     """Each stage as it was at the step that is kept, or at its end where another was trained on it, and the losses of all."""
     with tempfile.TemporaryDirectory() as scratch:
         data, run = Path(scratch) / "data", Path(scratch) / "run"
+        recipe = recipe_of(kind)
         write_data(recipe, data)
-        config = pipeline.resolve(recipe, preset="tiny", data=str(data), steps=STEPS, sets=SETS[recipe])
+        config = pipeline.resolve(recipe, preset="tiny", data=str(data), steps=STEPS, sets=SETS[kind])
         pipeline.train(config, run=run)
-        home = home_of(recipe)
+        home = home_of(kind)
         home.mkdir(parents=True)
         shutil.copy(run / "config.yaml", home)
         trains = RECIPES[recipe].steps(config)
@@ -106,9 +157,9 @@ def freeze(recipe: str) -> None:
             (home / stage / "losses.json").write_text(json.dumps(losses(run, stage), indent=1) + "\n")
 
 
-def home_of(recipe: str) -> Path:
-    """Where the run of a recipe is kept."""
-    return FROZEN / f"{NAMES[recipe]}-format-{FORMAT}"
+def home_of(kind: str) -> Path:
+    """Where a run is kept."""
+    return FROZEN / f"{NAMES.get(kind, kind)}-format-{FORMAT}"
 
 
 if __name__ == "__main__":

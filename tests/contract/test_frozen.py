@@ -14,7 +14,7 @@ import pytest
 from tessera import pipeline
 from tessera.engine.checkpoint import list_checkpoints
 from tessera.recipes import RECIPES
-from tests.contract.freeze import FROZEN, SETS, STEPS, losses, write_data
+from tests.contract.freeze import FROZEN, SETS, STEPS, kind_of, losses, recipe_of, write_data
 
 HOMES = sorted(path.name for path in FROZEN.iterdir())
 STAGES = [(home, path.parent.name) for home in HOMES for path in sorted((FROZEN / home).glob("*/losses.json"))]
@@ -29,36 +29,37 @@ def assert_same(found: list[dict[str, float]], wanted: list[dict[str, float]]) -
 
 
 def test_every_recipe_is_frozen() -> None:
-    assert {name.split("-")[0] for name in HOMES} == set(RECIPES) == set(SETS)
+    assert {recipe_of(name) for name in HOMES} == set(RECIPES) == {recipe_of(kind) for kind in SETS}
+    assert {kind_of(name) for name in HOMES} == set(SETS)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The same command as then, for each recipe."""
+    """The same commands as then."""
     made = {}
-    for recipe in SETS:
-        folder = tmp_path_factory.mktemp(recipe)
+    for kind, sets in SETS.items():
+        folder, recipe = tmp_path_factory.mktemp(kind), recipe_of(kind)
         write_data(recipe, folder / "data")
-        config = pipeline.resolve(recipe, preset="tiny", data=str(folder / "data"), steps=STEPS, sets=SETS[recipe])
-        made[recipe] = pipeline.train(config, run=folder / "run")
+        config = pipeline.resolve(recipe, preset="tiny", data=str(folder / "data"), steps=STEPS, sets=sets)
+        made[kind] = pipeline.train(config, run=folder / "run")
     return made
 
 
 def test_every_stage_is_frozen() -> None:
-    for recipe in SETS:
-        config = pipeline.resolve(recipe, preset="tiny", sets=SETS[recipe])
-        assert {train.name for train in RECIPES[recipe].steps(config)} <= {stage for home, stage in STAGES}
+    for kind, sets in SETS.items():
+        config = pipeline.resolve(recipe_of(kind), preset="tiny", sets=sets)
+        frozen = {stage for home, stage in STAGES if kind_of(home) == kind}
+        assert {train.name for train in RECIPES[recipe_of(kind)].steps(config)} <= frozen
 
 
 @pytest.mark.parametrize(("home", "stage"), STAGES)
 def test_golden_losses(home: str, stage: str, runs: dict[str, Path]) -> None:
-    assert_same(losses(runs[home.split("-")[0]], stage), json.loads((FROZEN / home / stage / "losses.json").read_text()))
+    assert_same(losses(runs[kind_of(home)], stage), json.loads((FROZEN / home / stage / "losses.json").read_text()))
 
 
 @pytest.mark.parametrize(("home", "stage"), STAGES)
 def test_an_old_checkpoint_goes_on_as_if_nothing_had_happened(home: str, stage: str, tmp_path: Path) -> None:
-    recipe = home.split("-")[0]
-    write_data(recipe, tmp_path / "data")
+    write_data(recipe_of(home), tmp_path / "data")
     shutil.copytree(FROZEN / home, tmp_path / "run")
     (saved,) = list_checkpoints(tmp_path / "run" / stage / "checkpoints")
     first = int(saved.name.removeprefix("step-"))

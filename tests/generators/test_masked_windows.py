@@ -113,6 +113,11 @@ def test_scenes(scenes: list[Span], windows: list[str], owners: list[int], begin
         ([70, HIDDEN, HIDDEN, HIDDEN, 71], [Span(5)], ["70???71"], [70, 0, 1, 2, 71]),  # in between
         ([70, HIDDEN, 71], [Span(6)], ["70?71??", "-2?--"], [70, 0, 71, 1, 2, 3]),
         ([HIDDEN, HIDDEN, 71], [Span(3)], ["??71--"], [0, 1, 71]),
+        ([70, *[HIDDEN] * 6, 71], [Span(9)], ["70????", "-3??71", "-71?--"], [70, 0, 1, 2, 3, 4, 5, 71, 6]),  # further off
+        ([70, 71, 72, 73, 74, HIDDEN, 75], [Span(8)], ["-74?75?"], [70, 71, 72, 73, 74, 0, 75, 1]),
+        ([70, HIDDEN, 71], [Span(2), Span(3)], ["70?---", "-071??"], [70, 0, 71, 1, 2]),  # in the next scene
+        ([70, 71, 72], [Span(2), Span(2)], ["-7172?-"], [70, 71, 72, 0]),
+        ([70, 71, 72, 73], [Span(2), Span(2)], ["-717273-"], [70, 71, 72, 73]),
     ],
 )
 def test_given_latents(given: list[int], scenes: list[Span], windows: list[str], wanted: list[int]) -> None:
@@ -167,14 +172,13 @@ def test_what_cannot_be_drawn_is_refused_before_anything_is(scenes: list[Span], 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (latents(1, 2, 3, 4), "4 given latents, and the first scene has 3"),
+        (latents(1, 2, 3, 4), "4 given latents, and the scenes before a cut have 3"),
         (latents(1, 2)[:1], r"expected \(2, 2, 2, 3\)"),
-        (latents(1, HIDDEN, 3, 4, 5, 6), "gaps are filled in one window of 5"),
     ],
 )
 def test_given_latents_that_do_not_fit_are_refused(given: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        draw_long(Counter(), GRID, HIDDEN, SEEDS, [Span(3 if given.shape[1] < 6 else 9)], 1, given)
+        draw_long(Counter(), GRID, HIDDEN, SEEDS, [Span(2), Span(1), Span(4, 0)], 1, given)
 
 
 def test_a_short_clip_needs_no_overlap() -> None:

@@ -10,15 +10,7 @@ import torch
 from tessera.config import UserError
 from tessera.contracts import Scene
 from tessera.generators.masked.windows import Span
-from tessera.recipes.phenaki.drawing import (
-    hold,
-    kept_frames,
-    refuse_between_places,
-    refuse_far_frames,
-    refuse_no_room,
-    spans_of,
-    takes_of,
-)
+from tessera.recipes.phenaki.drawing import hold, kept_frames, refuse_between_places, spans_of, takes_of
 
 
 def scene(frames: int, overlap: int | None = None) -> Scene:
@@ -50,26 +42,6 @@ def test_every_take_has_at_least_its_frames_and_less_than_a_latent_more(time_str
 def test_a_scene_shorter_than_a_latent_is_refused() -> None:
     with pytest.raises(UserError, match="at least 4 frames"):
         spans_of([[scene(6), scene(2)]], 4)
-
-
-def test_an_overlap_without_room_is_refused_in_frames() -> None:
-    refuse_no_room([Span(9), Span(5, 3)], 3, 5, 4)
-    refuse_no_room([Span(2), Span(3, 5)], 2, 5, 4)  # no more than two come before, so there is room
-    with pytest.raises(UserError, match=r"an overlap of 16 frames .* window of 17; use at most 12"):
-        refuse_no_room([Span(9)], 4, 5, 4)
-    with pytest.raises(UserError, match=r"an overlap of 20 frames .* use at most 12"):
-        refuse_no_room([Span(5), Span(5, 5)], 2, 5, 4)
-    with pytest.raises(UserError, match="training clips of 5 are too short"):
-        refuse_no_room([Span(3)], 1, 2, 4)
-
-
-def test_given_frames_beyond_the_first_window_or_scene_are_refused() -> None:
-    refuse_far_frames(mask(5, 0, 4), 17, 5, 4)
-    refuse_far_frames(mask(9, *range(9)), 40, 5, 4)  # a whole beginning may be as long as it likes
-    with pytest.raises(UserError, match=r"given up to 20 .* up to frame 16"):
-        refuse_far_frames(mask(6, 0, 5), 40, 5, 4)
-    with pytest.raises(UserError, match="given up to 20, and the first scene has 17"):
-        refuse_far_frames(mask(6, *range(6)), 17, 5, 4)
 
 
 def mask(length: int, *given: int) -> torch.Tensor:

@@ -211,6 +211,10 @@ def test_wrong_ids(session: Session, ids: Any, said: str) -> None:
         ({"scenes": [Scene("a", True)]}, "scene 1 has frames True"),
         ({"scenes": [Scene("a", 3), Scene("b", 3, -1)]}, "scene 2 has overlap -1; expected a whole number of 0 or more"),
         ({"scenes": [Scene("a", 3), Scene("b", 3, 4)]}, "scene 2 overlaps 4 frames, and 3 frames come before it"),
+        (
+            {"scenes": [Scene("a", 9), Scene("b", 2, 0), Scene("c", 9, 3)]},
+            "3 overlaps 3 frames, and 2 frames .* it since a cut;",
+        ),
         ({"scenes": [Scene("a", 3, 1)]}, "scene 1 overlaps 1 frames, and nothing comes before it"),
         ({"scenes": [Scene("a", 300), Scene("b", 300)]}, r"sample.frames \(the frames of all scenes\): found 600"),
         ({"scenes": STORY, "frames": 8}, r"the scenes have 9 frames together, and 8 are asked \(frames\); leave that out"),

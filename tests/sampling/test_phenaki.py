@@ -15,8 +15,11 @@ from PIL import Image
 
 from tessera import pipeline
 from tessera.config import UserError
+from tessera.contracts import Chunk, Scene
 from tessera.media.clip_files import encode_gif
 from tessera.media.clips import Clip, Frames, read_clip
+from tessera.recipes import RECIPES
+from tessera.recipes.phenaki.drawing import Animator
 from tessera.sampling.package import export_run
 from tessera.sampling.session import Session, load
 from tests.cli.conftest import tessera
@@ -140,6 +143,59 @@ def test_both_ends_given(session: Session) -> None:
         assert np.array_equal(clip.frames[[0, -1]], np.stack([bar(2, 1, 1)[0], bar(10, 1, 1)[0]]))
 
 
+def test_frames_far_off_are_given(session: Session) -> None:
+    wanted = {0: bar(2, 1, 1)[0], 20: bar(10, 1, 1)[0], -1: bar(5, 1, 1)[0]}
+    for asked in ({"prompts": "left", "frames": 40}, {"scenes": [Scene("left", 13), Scene("right", 27)]}):
+        (clip,) = session.sample(keyframes=wanted, **asked)
+        assert clip.frames.shape[0] == 40
+        assert np.array_equal(clip.frames[[0, 20, 39]], np.stack(list(wanted.values())))
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ({"prompts": "a", "frames": 12, "options": {"overlap": 7}}, "in a window of 9; use at most 6: sample.overlap"),
+        ({"scenes": [Scene("a", 9), Scene("b", 4, 7)]}, "no room for new frames in a window of 9; use at most 6"),
+        ({"scenes": [Scene("a", 9), Scene("b", 4, 0)], "keyframes": {10: bar(1, 1, 1)[0]}}, "10 is given, .* up to 8"),
+        ({"scenes": [Scene("a", 9), Scene("b", 4, 0)], "image": bar(1, 10, 1)}, "9 is given, and a hard cut .* up to 8"),
+        ({"scenes": [Scene("a", 10), Scene("b", 1)]}, r"scene 'b' \(1 of 2 frames .* at least 2 frames"),
+        ({"prompts": "a", "options": {"order": "critic"}}, "order critic needs a critic"),
+    ],
+    ids=str,
+)
+def test_what_the_windows_do_not_allow_is_told_in_frames(session: Session, call: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        session.sample(**call)
+
+
+def test_a_model_of_single_frames_says_so(run: Path, session: Session) -> None:
+    for frames, count in ((1, 1), (3, 2)):
+        config = pipeline.resolve(
+            "phenaki", preset="tiny", data=str(run.parent / "data"),
+            sets=[f"{a}={b}" for a, b in (SETS | {"data.frames": frames, "sample.overlap": "null"}).items()],
+        )  # fmt: skip
+        nets = {train.name: train.serves() for train in RECIPES["phenaki"].steps(config)}
+        draw = Animator(config, nets, torch.device("cpu"))
+        (clip,) = draw(Chunk(["left"], torch.tensor([1]), config.sample))
+        assert (len(clip.frames), config.grid[0]) == (frames, count)
+        with pytest.raises(UserError, match=f"trained on clips of {frames} frames, in which nothing can go on from anything"):
+            draw(Chunk(["left"], torch.tensor([1]), config.sample.model_copy(update={"frames": frames + 1})))
+
+
+def test_what_is_kept_while_drawing_does_not_grow(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded, decode = [], session.tokenizer.decode_more  # type: ignore[attr-defined]
+
+    def decode_more(ids: torch.Tensor, memory: Any = None) -> Any:
+        frames, memory = decode(ids, memory)
+        decoded.append((ids.shape[1], sum(kept.numel() for kept in memory)))
+        return frames, memory
+
+    monkeypatch.setattr(session.tokenizer, "decode_more", decode_more)
+    session.sample("left", image=bar(3, 31, 1), frames=90)
+    assert max(latents for latents, _ in decoded) == 5, "what is given is decoded a window at a time, too"
+    assert len({size for _, size in decoded}) == 1
+
+
 def test_tokens_there_and_back(session: Session, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clip = bar(4, 8, 1)
     ids = session.encode(clip, clip[:3])
@@ -155,6 +211,25 @@ def test_tokens_there_and_back(session: Session, run: Path, monkeypatch: pytest.
     parts = session.decode(ids)
     assert all(np.abs(a.frames.astype(int) - b.frames).max() <= 1 for a, b in zip(parts, decoded, strict=True))
     assert torch.equal(session.encode(clip, clip[:3]), ids)
+
+
+@pytest.mark.parametrize(
+    ("quantizer", "right", "wrong", "said"),
+    [
+        ("{kind: fsq, levels: [4, 4]}", (1, 3, 4, 4), (1, 3, 4, 4, 2), "clips x time x height x width$"),
+        ("{kind: residual, num_quantizers: 2}", (1, 3, 4, 4, 2), (1, 3, 4, 4), "x width x codes of a place, up to 2$"),
+        ("{kind: residual, num_quantizers: 2}", (1, 3, 4, 4, 1), (1, 3, 4, 4, 3), "x width x codes of a place, up to 2$"),
+    ],
+)
+def test_ids_have_the_axes_of_the_codes(
+    session: Session, quantizer: str, right: tuple[int, ...], wrong: tuple[int, ...], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = f"{{widths: [8, 8, 8], blocks: [0, 0, 0], time_downsamples: 1, quantizer: {quantizer}}}"
+    config = pipeline.resolve("phenaki", preset="tiny", sets=[f"tokenizer.model={model}"])
+    monkeypatch.setattr(session, "nets", {"tokenizer": RECIPES["phenaki"].steps(config)[0].serves()})
+    assert session.decode(np.zeros(right, np.int64))[0].frames.shape == (5, 16, 16, 3)
+    with pytest.raises(UserError, match=said):
+        session.decode(np.zeros(wrong, np.int64))
 
 
 def test_an_export_draws_the_same(session: Session, run: Path, tmp_path: Path) -> None:

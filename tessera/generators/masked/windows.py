@@ -7,6 +7,7 @@ on has none: its place 0 is absent, and the tokens that it goes on from stand at
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,10 @@ from torch import Tensor
 from tessera.randomness import mix_tensors
 
 WINDOW = 23  # stream of random numbers
+
+
+class NoRoom(ValueError):
+    """A window would hold nothing new."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +70,9 @@ def draw_long(
 ) -> Iterator[Piece]:  # fmt: skip
     """Pieces of clips, a row for each seed (b int64), that together have exactly the latents that the scenes ask for.
 
-    Windows of one scene share `overlap` latents. `given` b k h w are latents that the first scene begins with, counted in its
-    length and among what comes out; up to a window of them may have `mask_id` where something is to be drawn, which is how gaps
-    are filled. Noise is a function of a row's seed and the window's number.
+    Windows of one scene share `overlap` latents. `given` b k h w are the first latents, counted in the scenes' lengths and among
+    what comes out, with `mask_id` where something is to be drawn, which is how gaps are filled: a window sees those that lie in
+    it. They reach no further than the first hard cut. Noise is a function of a row's seed and the window's number.
     """
     grid = tuple(grid)
     if given is None:
@@ -75,13 +80,18 @@ def draw_long(
     count = given.shape[1]
     if given.shape != (len(seeds), count, *grid[1:]):
         raise ValueError(f"given latents of shape {tuple(given.shape)}; expected {(len(seeds), count, *grid[1:])}")
-    if scenes and count > scenes[0].latents:
-        raise ValueError(f"{count} given latents, and the first scene has {scenes[0].latents}; ask for more or give fewer")
-    gaps = bool((given == mask_id).any())
-    if gaps and count > grid[0]:
-        raise ValueError(f"{count} given latents with something to draw among them; gaps are filled in one window of {grid[0]}")
-    ahead = count if not gaps and scenes and count >= min(grid[0], scenes[0].latents) else 0
+    if count > (room := before_cut(scenes)):
+        raise ValueError(f"{count} given latents, and the scenes before a cut have {room}; ask for more or give fewer")
+    gaps = (given == mask_id).flatten(2).any(2).any(0).nonzero()
+    whole = min(int(gaps[0]) if len(gaps) else count, scenes[0].latents)  # of the first scene, without anything to draw
+    ahead = whole if whole >= min(grid[0], scenes[0].latents) else 0
     return _draw(draw_window, grid, mask_id, seeds, plan(grid[0], scenes, overlap, ahead), given, ahead)
+
+
+def before_cut(scenes: Sequence[Span]) -> int:
+    """Latents of the scenes that go on from the first one."""
+    going_on = itertools.takewhile(lambda scene: scene.overlap != 0, scenes[1:])
+    return sum(scene.latents for scene in (*scenes[:1], *going_on))
 
 
 def plan(steps: int, scenes: Sequence[Span], overlap: int, ahead: int = 0) -> list[Plan]:
@@ -106,9 +116,7 @@ def plan(steps: int, scenes: Sequence[Span], overlap: int, ahead: int = 0) -> li
             first = 0 if kept == past else 1  # what is kept reaches back to a first latent, or it does not
             new = min(left, steps - first - kept)
             if new < 1:
-                raise ValueError(
-                    f"an overlap of {keep} leaves no room for anything new in a window of {steps}; at most {steps - 2}"
-                )
+                raise NoRoom(f"an overlap of {keep} leaves no room for anything new in a window of {steps}; at most {steps - 2}")
             windows.append(Plan(index, first, kept, new))
             past, left, keep, begun = past + new, left - new, overlap, True
     return windows
@@ -122,14 +130,17 @@ def _draw(
     most = max((part.kept for part in windows), default=0)
     tail = seeds.new_zeros(len(seeds), 0, *grid[1:])  # the last latents, as many as a window goes on from
     if given is not None and ahead:
-        yield Piece(given, 0, begins=True)
-        tail = given[:, ahead - min(most, ahead) :]
+        yield Piece(given[:, :ahead], 0, begins=True)
+        tail = given[:, ahead - min(most, ahead) : ahead]
+    done = ahead
     for index, part in enumerate(windows):
         known = torch.full((len(seeds), *grid), mask_id, device=seeds.device)
         start, end = part.first + part.kept, part.first + part.kept + part.new
         known[:, part.first : start] = tail[:, tail.shape[1] - part.kept :]
-        if index == 0 and given is not None and not ahead:
-            known[:, : given.shape[1]] = given
+        if given is not None and done < given.shape[1]:
+            here = given[:, done : done + part.new]
+            known[:, start : start + here.shape[1]] = here
+        done += part.new
         places = torch.arange(grid[0], device=seeds.device)
         whole = part.first == 0 and end == grid[0]
         frames = None if whole else ((places >= part.first) & (places < end)).expand(len(seeds), -1)

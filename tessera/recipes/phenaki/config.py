@@ -16,6 +16,7 @@ from tessera.nn.quantizers import FSQConfig, ResidualConfig
 from tessera.recipes.needs import NeedsConfig
 from tessera.text.encoders import ByteTextConfig, TextConfig
 from tessera.tokenizers.video.conv import CausalConvConfig
+from tessera.tokenizers.video.cvivit import CViViTConfig
 from tessera.tokenizers.video.model import VideoTokenizerConfig, num_frames, num_latent
 from tessera.tokenizers.video.stage import VideoTokenizerStageConfig
 
@@ -37,7 +38,7 @@ class PhenakiSampleConfig(MaskedSampleConfig):
     frames: int | None = Field(None, ge=1, le=1_000_000)
     """Frames of a clip; null: as many as a training clip has. A longer one is drawn window by window. 1 draws a picture."""
     overlap: int | None = Field(None, ge=1)
-    """Frames that a window takes over from the one before, rounded up to whole tokens; the rest of it is new. null: half."""
+    """Frames that a window takes over from the one before, in whole tokens; the rest of it is new. null: half of it."""
     fps: float | None = Field(None, gt=0, le=240)
     """Frames a second of the files; null: as the training data has them."""
     chunk: int = Field(8, ge=1, le=1024)
@@ -72,31 +73,10 @@ class PhenakiConfig(Config):
     """How the trained model is judged."""
 
     @model_validator(mode="after")
-    def _sizes_fit(self) -> PhenakiConfig:
-        model, data = self.tokenizer.model, self.data
-        if data.resolution % model.stride:
-            below, above = data.resolution // model.stride * model.stride, -(-data.resolution // model.stride) * model.stride
-            raise ValueError(
-                f"data.resolution {data.resolution} cannot be divided by the tokenizer's stride {model.stride}; "
-                f"use {' or '.join(str(size) for size in (below, above) if size >= 16)}, or another tokenizer.model"
-            )
-        if (data.frames - 1) % model.time_stride:
-            fewer = num_frames(num_latent(data.frames, model.time_stride) - 1, model.time_stride)
-            more = num_frames(num_latent(data.frames, model.time_stride), model.time_stride)
-            raise ValueError(
-                f"data.frames {data.frames} is not 1 more than a multiple of the tokenizer's time stride {model.time_stride}; "
-                f"use {fewer} or {more}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _windows_fit(self) -> PhenakiConfig:
-        most = self.data.frames - 1 - self.tokenizer.model.time_stride
-        if self.sample.overlap is not None and self.sample.overlap > max(most, 1):
-            raise ValueError(
-                f"sample.overlap {self.sample.overlap} leaves no room for new frames in a window of {self.data.frames}; "
-                f"use at most {max(most, 1)}"
-            )
+    def _fits(self) -> PhenakiConfig:
+        if self.base.needs.tokenizer is None:  # else the tokenizer is not known before it is opened
+            refuse_sizes(self)
+            refuse_untrained(self)
         return self
 
     @property
@@ -110,6 +90,48 @@ def grid_of(model: VideoTokenizerConfig, data: VideoDataConfig) -> tuple[int, ..
     steps, side = num_latent(data.frames, model.time_stride), data.resolution // model.stride
     quantizer = model.quantizer
     return (steps, side, side, quantizer.num_quantizers) if isinstance(quantizer, ResidualConfig) else (steps, side, side)
+
+
+def refuse_sizes(config: PhenakiConfig) -> None:
+    """Frames, tokens and windows that do not fit each other."""
+    model, data, overlap, most = config.tokenizer.model, config.data, config.sample.overlap, largest_overlap(config)
+    if data.resolution % model.stride:
+        below, above = data.resolution // model.stride * model.stride, -(-data.resolution // model.stride) * model.stride
+        raise ValueError(
+            f"data.resolution {data.resolution} cannot be divided by the tokenizer's stride {model.stride}; "
+            f"use {' or '.join(str(size) for size in (below, above) if size >= 16)}, or another tokenizer"
+        )
+    if (data.frames - 1) % model.time_stride:
+        more = num_frames(num_latent(data.frames, model.time_stride), model.time_stride)
+        raise ValueError(
+            f"data.frames {data.frames} is not 1 more than a multiple of the tokenizer's time stride {model.time_stride}; "
+            f"use {more - model.time_stride} or {more}"
+        )
+    if overlap is not None and overlap > most:
+        raise ValueError(
+            f"sample.overlap {overlap} leaves no room for new frames in a window of {data.frames}; "
+            f"{f'use at most {most}, or null' if most else 'set it to null'}"
+        )
+
+
+def refuse_untrained(config: PhenakiConfig) -> None:
+    """A tokenizer that this run trains on clips that are too small for it, or for its critic."""
+    model, data, critic = config.tokenizer.model, config.data, config.tokenizer.critic
+    if isinstance(model, CViViTConfig) and model.window > config.grid[0]:
+        raise ValueError(
+            f"tokenizer.model.window {model.window} is more than the {config.grid[0]} latent frames of a training clip "
+            f"(data.frames {data.frames}, time stride {model.time_stride}): longer clips would be decoded as was never "
+            f"trained; use at most {config.grid[0]}, or more frames"
+        )
+    if critic is not None and data.resolution < 2 ** (len(critic.widths) - 1):
+        raise ValueError(
+            f"tokenizer.critic.widths halve a frame of {data.resolution} pixels {len(critic.widths) - 1} times; name fewer"
+        )
+
+
+def largest_overlap(config: PhenakiConfig) -> int:
+    """Frames that a window can take over at most: it has no first latent then, and one is new. 0: it cannot go on."""
+    return max(0, config.grid[0] - 2) * config.tokenizer.model.time_stride
 
 
 GENERATOR_OPTIM = OptimConfig(lr=3e-4, betas=(0.9, 0.98), weight_decay=0.03, warmup_steps=5000)

@@ -12,14 +12,13 @@ from torch import Tensor
 from tessera.batches import TokenBatch, from_uint8, to_uint8
 from tessera.config import UserError
 from tessera.contracts import Chunk, Nets, Scene
-from tessera.generators.masked.windows import Piece, Span, Window, draw_long, plan
-from tessera.media.clips import Clip, Frames
+from tessera.generators.masked.windows import NoRoom, Piece, Span, Window, draw_long
+from tessera.media.clips import FPS, Clip, Frames
 from tessera.recipes.masked import TokenDrawer, encode_exactly, options_of, token_loss
-from tessera.recipes.phenaki.config import PhenakiConfig, PhenakiSampleConfig
+from tessera.recipes.phenaki.config import PhenakiConfig, PhenakiSampleConfig, largest_overlap
 from tessera.recipes.precision import full_precision
 from tessera.tokenizers.video.model import VideoTokenizer, num_frames, num_latent
 
-DEFAULT_FPS = 8.0  # of files, where neither the data nor the request says
 LOSS_CHUNK = 16  # clips
 
 
@@ -54,7 +53,7 @@ class Animator:
             kept = kept_frames(chunk.given, self.time_stride)
             start = frames[:, :, : len(kept)]
             start.copy_(torch.where(kept[:, None, None].cpu(), to_uint8(chunk.frames).cpu(), start))
-        fps = options.fps or DEFAULT_FPS
+        fps = options.fps or FPS
         return [Clip(clip.numpy(), fps) for clip in frames.permute(0, 2, 3, 4, 1).contiguous()]
 
     def compile(self) -> None:
@@ -72,10 +71,11 @@ class Animator:
             if piece.begins:
                 memory, take = None, take + 1
                 left = sum(scene.frames for scene in takes[take])
-            with torch.autocast(self.device.type, torch.bfloat16) if self._bf16 else full_precision(self.device):
-                made, memory = self.tokenizer.decode_more(piece.ids, memory)
-            yield to_uint8(made[:, :, :left]).cpu()
-            left -= min(left, made.shape[2])
+            for ids in piece.ids.split(self.config.grid[0], dim=1):  # what was given may be long
+                with torch.autocast(self.device.type, torch.bfloat16) if self._bf16 else full_precision(self.device):
+                    made, memory = self.tokenizer.decode_more(ids, memory)
+                yield to_uint8(made[:, :, :left]).cpu()
+                left -= min(left, made.shape[2])
 
     def pieces(self, chunk: Chunk, takes: Sequence[Sequence[Scene]]) -> Iterator[Piece]:
         """Latent frames of the whole clip."""
@@ -90,13 +90,26 @@ class Animator:
             ).flatten(1)  # fmt: skip
 
         grid, mask_id = self.config.grid, self.config.tokenizer.model.quantizer.vocab_size
-        half = max(1, (grid[0] - 1) // 2)
-        overlap = half if options.overlap is None else latents_in(options.overlap, self.time_stride)
-        spans = spans_of(takes, self.time_stride)
-        refuse_no_room(spans, overlap, grid[0], self.time_stride)
-        return draw_long(draw_window, grid, mask_id, chunk.seeds, spans, overlap, self.start(chunk, scenes[0]))
+        if chunk.given is not None:
+            refuse_beyond_cut(chunk.given, takes[0])
+        spans, given = spans_of(takes, self.time_stride), self.start(chunk)
+        overlap = (grid[0] - 1) // 2 if options.overlap is None else latents_in(options.overlap, self.time_stride)
+        try:
+            return draw_long(draw_window, grid, mask_id, chunk.seeds, spans, max(1, overlap), given)
+        except NoRoom:
+            raise UserError(self.no_room()) from None
 
-    def start(self, chunk: Chunk, scene: Scene) -> Tensor | None:
+    def no_room(self) -> str:
+        """What to say where no window can go on from the one before."""
+        most, frames = largest_overlap(self.config), self.config.data.frames
+        if most:
+            return f"an overlap leaves no room for new frames in a window of {frames}; use at most {most}: sample.overlap, scenes"
+        return (
+            f"this model was trained on clips of {frames} frames, in which nothing can go on from anything; ask for at most so "
+            f"many at a time (a scene with overlap 0 starts anew), or train with more: data.frames"
+        )
+
+    def start(self, chunk: Chunk) -> Tensor | None:
         """Latents of given frames, b k h w, hidden where none are given; all rows have the same."""
         if chunk.frames is None or chunk.given is None:
             return None
@@ -104,7 +117,6 @@ class Animator:
         ends = (torch.arange(num_latent(len(chunk.given), self.time_stride)) * self.time_stride).clamp(max=len(chunk.given) - 1)
         known = kept_frames(chunk.given, self.time_stride)[ends]
         known = known[: int(known.nonzero().max()) + 1]
-        refuse_far_frames(known, scene.frames, self.config.grid[0], self.time_stride)
         ids = encode_exactly(self.tokenizer, hold(chunk.frames[:1], chunk.given, num_frames(len(known), self.time_stride)))
         ids = ids.masked_fill(~known.view(1, -1, *[1] * (ids.ndim - 2)), self.config.tokenizer.model.quantizer.vocab_size)
         return ids.expand(len(chunk.seeds), *ids.shape[1:])
@@ -159,29 +171,12 @@ def spans_of(takes: Sequence[Sequence[Scene]], time_stride: int) -> list[Span]:
             latents = num_latent(asked, time_stride) - done
             if latents < 1:
                 raise UserError(
-                    f"a scene of {scene.frames} frames ({scene.caption!r}) is shorter than what a token holds; "
-                    f"ask for at least {time_stride} frames"
+                    f"the scene {scene.caption!r} ({scene.frames} of {time_stride} frames that a token holds) is too short to be "
+                    f"drawn; ask for at least {time_stride} frames"
                 )
             done += latents
             spans.append(Span(latents, None if scene.overlap is None else latents_in(scene.overlap, time_stride)))
     return spans
-
-
-def refuse_no_room(spans: Sequence[Span], overlap: int, window: int, time_stride: int) -> None:
-    """Every window has something new; `window` and `overlap` are in latents."""
-    try:
-        plan(window, spans, overlap)
-    except ValueError:
-        most, widest = (window - 2) * time_stride, max([overlap, *(span.overlap or 0 for span in spans)]) * time_stride
-        if most < 1:
-            raise UserError(
-                f"training clips of {num_frames(window, time_stride)} are too short to go on from; ask for no more frames, "
-                "or cut scenes hard (overlap 0)"
-            ) from None
-        raise UserError(
-            f"an overlap of {widest} frames leaves no room for new ones in a window of {num_frames(window, time_stride)}; "
-            f"use at most {most}: sample.overlap, or the overlap of a scene"
-        ) from None
 
 
 def latents_in(frames: int, time_stride: int) -> int:
@@ -215,19 +210,11 @@ def refuse_between_places(given: Tensor, time_stride: int) -> None:
         raise UserError(f"none of the given frames {sorted(places)} can be kept; give frame 0, or multiples of {time_stride}")
 
 
-def refuse_far_frames(known: Tensor, scene_frames: int, window: int, time_stride: int) -> None:
-    """Given latents, k bool, lie in the first scene; what is to be drawn among them, in one window."""
-    if len(known) > num_latent(scene_frames, time_stride):
-        raise UserError(
-            f"frames are given up to {time_stride * (len(known) - 1)}, and the first scene has {scene_frames}; "
-            f"give it more frames than that, or give fewer"
-        )
-    if not bool(known.all()) and len(known) > window:
-        last = time_stride * (window - 1)
-        raise UserError(
-            f"frames are given up to {time_stride * (len(known) - 1)} with others to draw among them, which takes one window of "
-            f"{last + 1} frames; use keyframes up to frame {last}"
-        )
+def refuse_beyond_cut(given: Tensor, take: Sequence[Scene]) -> None:
+    """Given frames belong to the scenes before the first hard cut."""
+    last, frames = int(given.nonzero().max()), sum(scene.frames for scene in take)
+    if last >= frames:
+        raise UserError(f"frame {last} is given, and a hard cut comes before it: frames can be given up to {frames - 1}")
 
 
 def hold(frames: Tensor, given: Tensor, length: int) -> Tensor:

@@ -21,13 +21,13 @@ from tessera.data.sources import Source
 from tessera.data.tokens import TokenLoader
 from tessera.generators.masked.stage import build_stage as build_masked
 from tessera.media.clip_files import frame_sheet, grid_gif
-from tessera.media.clips import Clip
+from tessera.media.clips import FPS, Clip
 from tessera.media.images import encode_png
 from tessera.nn.perceptual import load_vgg16
 from tessera.nn.similarity import psnr
 from tessera.recipes.captions import settle_captions, training_text
 from tessera.recipes.masked import draw_preview, encode_exactly, facts_of, masked_nets, reads_captions
-from tessera.recipes.phenaki.config import PhenakiConfig
+from tessera.recipes.phenaki.config import PhenakiConfig, refuse_sizes
 from tessera.tokenizers.video.critic import frames_of
 from tessera.tokenizers.video.losses import clip_mean
 from tessera.tokenizers.video.model import VideoTokenizer, num_frames
@@ -62,6 +62,10 @@ def adopt(config: PhenakiConfig, read: Callable[[str], Any]) -> PhenakiConfig:
     }
     made = build(PhenakiConfig, [layer_of(config, "config"), Layer.of(changes, "the tokenizer that needs.tokenizer names")])
     assert isinstance(made, PhenakiConfig)
+    try:
+        refuse_sizes(made)
+    except ValueError as error:
+        raise UserError(f"with the tokenizer of {origin}: {error}") from None
     return made
 
 
@@ -113,7 +117,7 @@ def preview_of(
     config: PhenakiConfig, rows: Mapping[str, Tensor], lengths: Sequence[int], captions: Sequence[str | None], facts: Any
 ) -> Preview:
     """Named rows of clips, b c t h w, as a gif in which all of them move, and as a sheet of frames."""
-    fps, scale = config.sample.fps or 8.0, max(1, PREVIEW_SIDE // config.data.resolution)
+    fps, scale = config.sample.fps or FPS, max(1, PREVIEW_SIDE // config.data.resolution)
     clips = {name: clips_of(frames, lengths, fps) for name, frames in rows.items()}
     texts = [caption or "" for caption in captions]
     moving = grid_gif(list(clips.values()), row_names=list(clips), captions=texts, scale=scale)
