@@ -8,35 +8,49 @@ import shlex
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
 import tessera
 from tessera.cli import main
+from tessera.data.synth.furniture import write_furniture
 from tessera.data.synth.shapes import write_shapes
+from tessera.media.clip_files import encode_gif
+from tessera.media.clips import Clip
 
 ROOT = Path(__file__).parents[1]
-QUICK = [
-    "--preset",
-    "tiny",
-    "--steps",
-    "2",
-    "--set",
-    "tokenizer.batch_size=4",
-    "tokenizer.model.widths=[8,8]",
-    "tokenizer.model.blocks=[1,1]",
-    "text={kind: bytes, length: 16, width: 16, depth: 1, heads: 2}",
-    "base.batch_size=4",
-    "base.model={width: 16, depth: 1, heads: 2}",
-]
-EXTRA = {
-    "train": QUICK,
+QUICK = ["--preset", "tiny", "--steps", "2", "--set", "text={kind: bytes, length: 16, width: 16, depth: 1, heads: 2}"]
+MASKED = ["tokenizer.batch_size=4", "base.batch_size=4", "base.model={width: 16, depth: 1, heads: 2}"]
+PICTURES = {
+    "train": [*QUICK, *MASKED, "tokenizer.model.widths=[8,8]", "tokenizer.model.blocks=[1,1]"],
     "sample": ["--set", "sample.chunk=2"],
     "evaluate": ["--set", "evaluate.fit_steps=2"],
 }
+CLIPS = {
+    "synth": ["--n", "24"],
+    "train": [*QUICK, *MASKED, "data.resolution=16", "tokenizer.model={kind: conv, widths: [8, 8, 8], blocks: [0, 0, 0]}"],
+    "sample": ["--set", "sample.chunk=2", "sample.steps=2"],
+    "evaluate": ["--n", "2", "--set", "evaluate.fit_steps=2", "evaluate.stories=1", "sample.chunk=2", "sample.steps=2"],
+}
+MESHES = {
+    "synth": ["--n", "24"],
+    "train": [*QUICK, "base.batch_size=4", "base.model={width: 16, depth: 1, heads: 2, inner_width: 16, inner_depth: 1}"],
+    "sample": ["--set", "sample.chunk=2", "sample.max_faces=20"],
+    "evaluate": ["--n", "2", "--set", "evaluate.points=16", "sample.chunk=2", "sample.max_faces=20"],
+}
+RECIPE = ["data", "train", "sample", "data", "train", "train", "resume", "evaluate", "export"]  # how two of the pages begin
 COMMANDS = {
     "README.md": ["data", "train", "train", "sample", "evaluate", "resume", "export"],
     "docs/recipes/muse.md": ["data", "train", "train", "resume", "sample", "evaluate", "export", "train", *["sample"] * 7],
+    "docs/recipes/meshgpt.md": [*RECIPE, *["sample"] * 4],
+    "docs/recipes/phenaki.md": [*RECIPE, "train", *["sample"] * 8, "train"],
+}
+EXTRA = {
+    "README.md": PICTURES,
+    "docs/recipes/muse.md": PICTURES,
+    "docs/recipes/meshgpt.md": MESHES,
+    "docs/recipes/phenaki.md": CLIPS,
 }
 
 
@@ -51,9 +65,43 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "photos"
 
 
+def write_clips(home: Path) -> None:
+    """Bars that move, a clip to go on from, and its ends."""
+    (home / "clips").mkdir()
+    for index in range(24):
+        frames = np.zeros((17, 16, 16, 3), np.uint8)
+        for time in range(17):
+            frames[time, :, (index + time) % 16] = 255
+        (home / "clips" / f"{index}.gif").write_bytes(encode_gif(Clip(frames, 10.0)))
+        (home / "clips" / f"{index}.txt").write_text("a bar moves right")
+    shutil.copy(home / "clips" / "0.gif", home / "start.gif")
+    for name, time in (("first", 0), ("last", 16)):
+        Image.fromarray(frames[time]).save(home / f"{name}.png")
+
+
+def write_meshes(home: Path) -> None:
+    """Furniture, and a part to go on from."""
+    write_furniture(home / "models", 24, 0)
+    corners = [(-0.9, -0.9, -0.9), (0.9, -0.9, -0.9), (0.9, -0.9, 0.9), (-0.9, -0.9, 0.9)]
+    faces = ["f 1 2 3", "f 1 3 4"]
+    (home / "part.obj").write_text("\n".join([*(f"v {x} {y} {z}" for x, y, z in corners), *faces]) + "\n")
+
+
+FILES = {
+    "docs/recipes/meshgpt.md": write_meshes,
+    "docs/recipes/phenaki.md": write_clips,
+}  # besides pictures
+
+
 def commands(text: str) -> list[list[str]]:
     lines = re.findall(r"^ {4}(?:\.venv/bin/)?tessera (.*?)(?:\s+#.*)?$", text, flags=re.MULTILINE)
     return [shlex.split(line) for line in lines]
+
+
+def quick(words: list[str], extra: dict[str, list[str]]) -> list[str]:
+    """The same command in seconds, but for what the page itself sets."""
+    more = extra.get("synth" if words[1] == "synth" else words[0], [])
+    return [*words, *(word for word in more if not any(own.startswith(word.partition("=")[0] + "=") for own in words))]
 
 
 @pytest.mark.parametrize("page", list(COMMANDS))
@@ -64,9 +112,11 @@ def test_every_command_runs(page: str, photos: Path, capsys: pytest.CaptureFixtu
         (photos.parent / name).write_text(content)
     found = commands(text)
     assert [words[0] for words in found] == COMMANDS[page]
+    if page in FILES:
+        FILES[page](photos.parent)
     for words in found:
         with pytest.raises(SystemExit) as end:
-            main([*words, *EXTRA.get(words[0], [])])
+            main(quick(words, EXTRA[page]))
         assert end.value.code == 0, (words, capsys.readouterr())
         assert "next: " in capsys.readouterr().out, words
     examples = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
@@ -74,7 +124,8 @@ def test_every_command_runs(page: str, photos: Path, capsys: pytest.CaptureFixtu
     assert examples
     for example in examples:
         exec(compile(example, page, "exec"), {"tessera": tessera})
-    assert (photos.parent / "again.png").is_file() == ("again.png" in text)
+    for name in ("again.png", "again.gif"):
+        assert (photos.parent / name).is_file() == (name in text)
 
 
 def test_make_has_the_targets_of_the_readme() -> None:

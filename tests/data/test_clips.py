@@ -14,7 +14,7 @@ from PIL import Image
 
 from tessera.config import VideoDataConfig
 from tessera.data.clip_sources import ClipFolder, as_clip_source
-from tessera.data.clips import ClipItem, ClipViews, collate_clips, pick_frames, prepare_clip
+from tessera.data.clips import ClipItem, ClipViews, collate_clips, framed, pick_frames, prepare_clip
 from tessera.data.order import Mixture, Order
 from tessera.media.framing import letterbox
 from tests.data.clip_makers import facts_of, noise, save_apng
@@ -131,6 +131,18 @@ def test_all_frames_of_a_clip_are_cut_and_mirrored_alike(wide: Path) -> None:
     assert len({start for start, _, _ in seen}) == 5
     assert len({left for _, left, _ in seen}) > 8
     assert {mirrored for _, _, mirrored in seen} == {False, True}
+
+
+@pytest.mark.parametrize("fit", ["crop", "letterbox"])
+@pytest.mark.parametrize(
+    ("flip", "caption", "share"), [(True, "a dog runs", 0.5), (True, "a dog runs left", 0), ("always", "a dog runs left", 0.5)]
+)
+def test_clips_whose_captions_name_a_side_are_not_mirrored(fit: str, flip: Any, caption: str, share: float) -> None:
+    config, frames = options(fit=fit, flip=flip), noise(0, 3, 16, 16)
+    made = [framed(frames, config, (caption,), draw) for draw in range(200)]
+    mirrored = [np.array_equal(clip, frames[:, :, ::-1]) for clip in made]
+    assert all(flipped or np.array_equal(clip, frames) for clip, flipped in zip(made, mirrored, strict=True))
+    assert abs(sum(mirrored) / 200 - share) < 0.15
 
 
 def test_without_a_draw_it_is_the_middle(wide: Path) -> None:

@@ -26,6 +26,19 @@ def nets(grid: tuple[int, ...] = GRID, vocabulary: int = VOCABULARY) -> dict[str
     return {"generator": generator(grid, vocabulary), "text": encoder()}
 
 
+def test_queries_keys_and_values_are_of_normalised_tokens() -> None:
+    """What self-attention adds does not grow with what it reads, from layer to layer."""
+    block = generator().blocks[0].double()
+    block.table.data[[5, 8]] = 0  # text and feed-forward add nothing
+    x, text, mask = torch.randn(2, 12, 32).double(), torch.randn(2, 3, 32).double(), torch.ones(2, 3, dtype=torch.bool)
+
+    def added(x: Tensor) -> Tensor:
+        return block(x, text, mask, torch.zeros(2, 9, 32).double(), torch.zeros(12, 8)) - x
+
+    torch.testing.assert_close(added(1000 * x), added(x), rtol=1e-6, atol=1e-6)
+    assert added(x).abs().max() > 0.01
+
+
 # ---- masks
 
 

@@ -6,18 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tessera import pipeline
 from tessera.config import UserError
+from tessera.nn.quantizers import FSQConfig, ResidualConfig, VQConfig
 from tessera.recipes.phenaki.config import PhenakiConfig
-from tessera.recipes.phenaki.stages import adopt
+from tessera.recipes.phenaki.stages import adopt, steps
 from tessera.staging import config_of
 from tests.small import generated, pictures, workshop
 
 __all__ = ["generated", "pictures", "workshop"]
 
 
-def resolved(*sets: str, preset: str = "tiny") -> Any:
+def resolved(*sets: str, preset: str = "small") -> Any:
     return pipeline.resolve("phenaki", preset=preset, sets=sets)
 
 
@@ -41,7 +43,7 @@ def test_what_does_not_fit_is_refused(sets: list[str], said: str) -> None:
 
 @pytest.mark.parametrize("frames", [1, 5, 9, 13, 33])
 def test_any_length_of_training_clips_needs_no_other_value(frames: int) -> None:
-    assert resolved(f"data.frames={frames}").grid == (1 + (frames - 1) // 4, 4, 4)
+    assert resolved(f"data.frames={frames}").grid == (1 + (frames - 1) // 4, 8, 8)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +51,7 @@ def test_any_length_of_training_clips_needs_no_other_value(frames: int) -> None:
     [
         ("{widths: [8, 8, 8], blocks: [0, 0, 0], time_downsamples: 1}", ("data.frames=11", "data.resolution=20"), (6, 5, 5)),
         ("{kind: cvivit, width: 16, heads: 2, patch: 4, time_patch: 2}", ("data.frames=5", "data.resolution=20"), (3, 5, 5)),
-        ("{quantizer: {kind: residual, num_quantizers: 3}}", (), (5, 4, 4, 3)),
+        ("{quantizer: {kind: residual, num_quantizers: 3}}", (), (5, 8, 8, 3)),
     ],
 )
 def test_a_tokenizer_from_elsewhere_decides_what_fits(model: str, sets: tuple[str, ...], grid: tuple[int, ...]) -> None:
@@ -65,3 +67,35 @@ def test_a_tokenizer_from_elsewhere_decides_what_fits(model: str, sets: tuple[st
 def test_only_a_tokenizer_is_taken_over(generated: Path) -> None:
     with pytest.raises(UserError, match=r"base is a stage of another kind; expected a tokenizer, such as .*/tokenizer"):
         config_of(str(generated / "base"))
+
+
+@pytest.mark.parametrize(
+    ("quantizer", "codes"),
+    [
+        ("{kind: fsq, levels: [8, 8, 8]}", FSQConfig(levels=(8, 8, 8))),
+        ("{kind: vq, codes: 64}", VQConfig(codes=64)),
+        ("{kind: residual, num_quantizers: 2, quantizer: {kind: vq, codes: 32}}", ResidualConfig(quantizer=VQConfig(codes=32))),
+    ],
+)
+def test_the_generator_has_the_vocabulary_and_the_grid_of_the_tokenizer(quantizer: str, codes: Any) -> None:
+    """Nobody writes the number of codes a second time."""
+    config = resolved(f"tokenizer.model.quantizer={quantizer}", "data.frames=9", preset="small")
+    with torch.device("meta"):
+        tokenizer, base = (train.serves() for train in steps(config))
+    assert base["generator"].embed.vocab_size == tokenizer["tokenizer"].vocab_size == codes.vocab_size
+    assert base["generator"].grid == (3, 8, 8) + ((2,) if isinstance(codes, ResidualConfig) else ())
+
+
+def test_a_tokenizer_from_elsewhere_brings_its_architecture() -> None:
+    other = resolved("tokenizer.model={kind: cvivit, patch: 4, time_patch: 2, quantizer: {kind: vq, codes: 64}}")
+    made = adopt(resolved("base.needs.tokenizer=there/tokenizer"), lambda origin: other)
+    assert made.tokenizer.model == other.tokenizer.model
+    assert made.grid == (9, 16, 16)
+    with torch.device("meta"):
+        assert steps(made)[1].serves()["generator"].embed.vocab_size == 64
+    for wrong, said in (
+        (pipeline.resolve("muse", preset="tiny"), "is of recipe muse and holds no tokenizer of clips"),
+        (resolved("data.channels=1"), "was trained on clips of 1 channels, data.channels is 3; set data.channels=1"),
+    ):
+        with pytest.raises(UserError, match=said):
+            adopt(resolved("base.needs.tokenizer=there/tokenizer"), lambda origin, wrong=wrong: wrong)

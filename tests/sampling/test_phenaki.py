@@ -256,3 +256,15 @@ def test_nothing_is_drawn_without_a_generator(run: Path, tessera: Run, tmp_path:
     exec(code)
     made = read_clip(tmp_path / "reconstruction.gif", lambda facts: range(facts.num_frames))
     assert (made.frames.shape, made.fps) == ((6, 16, 16, 3), pytest.approx(10))
+
+
+def test_several_codes_a_place(run: Path, tmp_path: Path) -> None:
+    """A residual quantizer gives the grid a fourth axis; windows, given frames and previews know it."""
+    changed = SETS | {"tokenizer.model": SETS["tokenizer.model"][:-1] + ", quantizer: {kind: residual, num_quantizers: 2}}"}
+    sets = [f"{name}={value}" for name, value in changed.items()]
+    config = pipeline.resolve("phenaki", preset="tiny", data=str(run.parent / "data"), steps=1, sets=sets)
+    model = load(pipeline.train(config, run=tmp_path / "run"), device="cpu")
+    assert model.encode(bar(1, 9, 1)).shape == (1, 5, 4, 4, 2)
+    (clip,) = model.sample("left", image=bar(3, 3, 1), frames=20)
+    assert clip.frames.shape == (20, 16, 16, 3)
+    assert np.array_equal(clip.frames[:3], bar(3, 3, 1))

@@ -6,9 +6,11 @@ import itertools
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tessera.config import Config
+from tessera.nn.attention import EncoderBlock
+from tessera.nn.positions import rotary_angles
 from tessera.nn.quantizers import FSQConfig, LFQConfig, QuantizerConfig, ResidualConfig, VQConfig
 from tessera.tokenizers.video.conv import CausalConvConfig, TimeBlock, TimeDownsample, TimeUpsample
 from tessera.tokenizers.video.cvivit import CViViTConfig, WindowBlock
@@ -199,6 +201,20 @@ def test_attention_sees_its_window_and_no_more(window: int) -> None:
         (slope,) = torch.autograd.grad(seen[:, place].sum(), x, retain_graph=True)
         wanted = [0 <= place - other < window for other in range(6)]
         assert (slope.abs().sum((0, 2)) > 0).tolist() == wanted
+
+
+@pytest.mark.parametrize("block", [WindowBlock(16, 2, 3), EncoderBlock(16, 2)], ids=["time", "frame"])
+def test_queries_keys_and_values_are_of_normalised_tokens(block: WindowBlock | EncoderBlock) -> None:
+    """What attention adds does not grow with what it reads."""
+    nn.init.zeros_(block.feed_forward.down.weight)
+    x, angles = torch.randn(2, 5, 16, dtype=torch.float64), rotary_angles(torch.arange(5)[:, None], 8)
+
+    def added(x: Tensor) -> Tensor:
+        return (block(x, angles)[0] if isinstance(block, WindowBlock) else block(x, None, angles)) - x
+
+    block.double()
+    torch.testing.assert_close(added(1000 * x), added(x), rtol=1e-6, atol=1e-6)
+    assert added(x).abs().max() > 0.01
 
 
 def test_a_window_as_long_as_the_clip_is_plain_causal_attention() -> None:

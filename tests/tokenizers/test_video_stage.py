@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -19,11 +20,11 @@ from tessera.engine.validate import eval_mode
 from tessera.nn.perceptual import VGG16Distance
 from tessera.nn.quantizers import LFQConfig, QuantizerConfig, ResidualConfig, VQConfig
 from tessera.tokenizers.image.critic import LeCamConfig, PenaltyConfig
-from tessera.tokenizers.video.critic import ClipCritic, ClipCriticConfig, FrameCriticConfig, VideoCriticConfig
-from tessera.tokenizers.video.losses import VideoLossConfig
+from tessera.tokenizers.video.critic import ClipCritic, ClipCriticConfig, FrameCriticConfig, VideoCriticConfig, build_critic
+from tessera.tokenizers.video.losses import VideoLossConfig, VideoLosses
 from tessera.tokenizers.video.model import VideoTokenizer
 from tessera.tokenizers.video.stage import VideoTokenizerStageConfig, build_stage
-from tests.tokenizers.clips import KINDS, LEVELS, at, cut, model_config
+from tests.tokenizers.clips import KINDS, LEVELS, at, batch, cut, model_config, rouse, tokenizer
 
 CPU = torch.device("cpu")
 FRAMES = FrameCriticConfig(widths=(8, 8), start_step=3, warmup_steps=2, penalty=PenaltyConfig(every=2), lecam=LeCamConfig())
@@ -164,6 +165,29 @@ def test_recomputed_activations_change_nothing(kind: str) -> None:
             step(stage, state, [squares()])
         sums.append(weights(state.nets["tokenizer"]))
     torch.testing.assert_close(*sums, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("critic", [FRAMES, CLIPS], ids=["frames", "clips"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_pictures_hear_the_critic_as_much_as_was_asked(critic: FrameCriticConfig | ClipCriticConfig, kind: str) -> None:
+    """The adaptive weight is a ratio of slopes at what was made, so a first frame alone has one, too."""
+    adaptive = critic.model_copy(update={"adaptive": True, "weight": 0.5})
+    nets: dict[str, nn.Module] = {"tokenizer": tokenizer(kind), "critic": rouse(build_critic(adaptive, 3))}
+    data, made = batch((1, 1), length=1), []
+
+    def watch(_: nn.Module, arguments: Any, found: Any) -> None:
+        found.frames.retain_grad()
+        made.append(found.frames)
+
+    nets["tokenizer"].register_forward_hook(watch)
+    losses = VideoLosses(VideoLossConfig(), adaptive)
+    before, after = (losses.tokenizer_turn(nets, data, at(index, data)) for index in (2, 3))  # the critic is heard from 3 on
+    for loss in (before, after):
+        loss.total.backward()
+    plain, both = (frames.grad.flatten(1) for frames in made)
+    assert "plea_weight" not in before.parts
+    assert after.parts["plea_weight"] > 0
+    torch.testing.assert_close((both - plain).norm(dim=1), 0.5 * plain.norm(dim=1), rtol=1e-3, atol=1e-6)
 
 
 def test_configs() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 def halton_order(grid: Sequence[int]) -> Tensor:
     """The cells of a grid, each far from those before it: the places of a Halton sequence (Besnier et al. 2025)."""
-    primes = (2, 3, 5, 7)
+    primes = (2, 3, 5, 7)  # time, rows, columns, links of a residual quantizer
     if len(grid) > len(primes):
         raise ValueError(f"a grid of {len(grid)} axes; Halton order is defined here for at most {len(primes)}")
     seen: dict[int, None] = {}

@@ -28,7 +28,10 @@ SEEN = 1  # the stream of numbers that choose frames
 class VideoLossConfig(ImageLossConfig):
     """Terms of the tokenizer's own loss."""
 
-    temporal: float = Field(0.3, ge=0)
+    l1: float = Field(0.1, ge=0)
+    """Weight of the mean absolute error. Little: where most of a frame is background, its many small errors would outweigh those
+    of what moves, and learning takes longer."""
+    temporal: float = Field(0.1, ge=0)
     """Weight of the mean absolute error of the change from frame to frame, which punishes flicker."""
     seen_frames: int | None = Field(4, ge=1)
     """Random frames of each clip, anew at each step, that the perceptual distance and a critic of frames see; null: all."""
