@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.config import UserError, VideoDataConfig
-from tessera.data.arrays import Stacked, checked_length, map_array
+from tessera.data.arrays import MODES, Stacked, checked_length, map_array
 from tessera.data.captions import pair_captions
 from tessera.data.folders import Contents, holds_nothing, list_folder
 from tessera.data.frame_folders import frame_folders
@@ -38,7 +38,6 @@ UNREADABLE = (
 )  # UserError from a user's own dataset
 See = Callable[[int, Pixels], None]  # place and picture, as RGB
 
-_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _NEVER_ANIMATED = (".jpg", ".jpeg", ".bmp")
 
 
@@ -107,7 +106,7 @@ class ClipArray:
     def facts(self) -> ClipFacts:
         count, height, width, channels = self.frames.shape
         times = np.arange(count) / self.fps
-        mode = _MODES[channels]
+        mode = MODES[channels]
         return ClipFacts(count, width, height, times, count / self.fps, "NPY", "NPY", mode, has_alpha=channels == 4)
 
     def read(self, pick: Pick) -> Clip:
@@ -250,7 +249,7 @@ def num_axes(path: Path) -> int:
 
 def is_clip_array(array: npt.NDArray[Any]) -> bool:
     """Whether it is one clip: uint8, t h w c."""
-    return array.dtype == np.uint8 and array.ndim == 4 and 0 not in array.shape and array.shape[3] in _MODES
+    return array.dtype == np.uint8 and array.ndim == 4 and 0 not in array.shape and array.shape[3] in MODES
 
 
 def reading_of(config: VideoDataConfig) -> Reading:

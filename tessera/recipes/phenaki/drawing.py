@@ -13,13 +13,13 @@ from tessera.batches import TokenBatch, from_uint8, to_uint8
 from tessera.config import UserError
 from tessera.contracts import Chunk, Nets, Scene
 from tessera.generators.masked.windows import Piece, Span, Window, draw_long
+from tessera.media.clip_facts import DEFAULT_FPS
 from tessera.media.clips import Clip, Frames
 from tessera.recipes.masked import TokenDrawer, encode_exactly, options_of, token_loss
 from tessera.recipes.phenaki.config import PhenakiConfig, PhenakiSampleConfig
 from tessera.recipes.precision import full_precision
 from tessera.tokenizers.video.model import VideoTokenizer, num_frames, num_latent
 
-DEFAULT_FPS = 8.0  # of files, where neither the data nor the request says
 LOSS_CHUNK = 16  # clips
 
 
