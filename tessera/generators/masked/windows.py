@@ -55,6 +55,10 @@ class Plan:
     new: int  # and those that follow
 
 
+class NoRoom(ValueError):
+    """A window would hold nothing new."""
+
+
 DrawWindow = Callable[[Window], Tensor]
 """ids b n, as `sample` returns them."""
 
@@ -106,9 +110,7 @@ def plan(steps: int, scenes: Sequence[Span], overlap: int, ahead: int = 0) -> li
             first = 0 if kept == past else 1  # what is kept reaches back to a first latent, or it does not
             new = min(left, steps - first - kept)
             if new < 1:
-                raise ValueError(
-                    f"an overlap of {keep} leaves no room for anything new in a window of {steps}; at most {steps - 2}"
-                )
+                raise NoRoom(f"an overlap of {keep} leaves no room for anything new in a window of {steps}; at most {steps - 2}")
             windows.append(Plan(index, first, kept, new))
             past, left, keep, begun = past + new, left - new, overlap, True
     return windows

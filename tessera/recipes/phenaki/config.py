@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from tessera.config import Config, EngineConfig, OptimConfig, VideoDataConfig, VideoEvaluateConfig
+from tessera.config import MAX_FPS, Config, EngineConfig, OptimConfig, VideoDataConfig, VideoEvaluateConfig
 from tessera.generators.masked.frames import FrameMaskConfig
 from tessera.generators.masked.losses import MaskedLossConfig
 from tessera.generators.masked.model import MaskedConfig
@@ -36,9 +36,10 @@ class PhenakiSampleConfig(MaskedSampleConfig):
 
     frames: int | None = Field(None, ge=1, le=1_000_000)
     """Frames of a clip; null: as many as a training clip has. A longer one is drawn window by window. 1 draws a picture."""
-    overlap: int = Field(8, ge=1)
-    """Frames that a window takes over from the one before, rounded up to whole tokens; the rest of it is new."""
-    fps: float | None = Field(None, gt=0, le=240)
+    overlap: int | None = Field(None, ge=1)
+    """Frames that a window takes over from the one before, rounded up to whole tokens; the rest of it is new. null: half of a
+    training clip."""
+    fps: float | None = Field(None, gt=0, le=MAX_FPS)
     """Frames a second of the files; null: as the training data has them."""
     chunk: int = Field(8, ge=1, le=1024)
     """Clips drawn at once. Always so many: the last chunk is padded, so a clip never depends on what else is asked."""
@@ -91,18 +92,31 @@ class PhenakiConfig(Config):
 
     @model_validator(mode="after")
     def _windows_fit(self) -> PhenakiConfig:
-        most = self.data.frames - 1 - self.tokenizer.model.time_stride
-        if self.data.frames > 1 and self.sample.overlap > max(most, 1):
-            raise ValueError(
-                f"sample.overlap {self.sample.overlap} leaves no room for new frames in a window of {self.data.frames}; "
-                f"use at most {max(most, 1)}"
-            )
+        if self.sample.overlap is not None and self.sample.overlap > self.max_overlap:
+            raise ValueError(f"sample.overlap {self.sample.overlap}: {no_room(self, self.sample.overlap)}")
         return self
+
+    @property
+    def max_overlap(self) -> int:
+        """Frames that a window may take over so that something new fits in; below 1 where it cannot go on from anything."""
+        return self.data.frames - 1 - self.tokenizer.model.time_stride
 
     @property
     def grid(self) -> tuple[int, ...]:
         """The token grid of a training clip: steps of time, rows, columns, and codes a place where there are several."""
         return grid_of(self.tokenizer.model, self.data)
+
+
+def no_room(config: PhenakiConfig, overlap: int) -> str:
+    """What is wrong with an overlap that is too large."""
+    frames, most = config.data.frames, config.max_overlap
+    if most < 1:
+        least = num_frames(3, config.tokenizer.model.time_stride)
+        return (
+            f"a window of data.frames={frames} has no room to go on from another, so no overlap ({overlap}) fits; "
+            f"ask for at most {frames} frames a clip, or train with data.frames={least} or more"
+        )
+    return f"an overlap of {overlap} leaves no room for new frames in a window of {frames}; use at most {most}"
 
 
 def grid_of(model: VideoTokenizerConfig, data: VideoDataConfig) -> tuple[int, ...]:

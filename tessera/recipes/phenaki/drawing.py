@@ -12,11 +12,11 @@ from torch import Tensor
 from tessera.batches import TokenBatch, from_uint8, to_uint8
 from tessera.config import UserError
 from tessera.contracts import Chunk, Nets, Scene
-from tessera.generators.masked.windows import Piece, Span, Window, draw_long
+from tessera.generators.masked.windows import NoRoom, Piece, Span, Window, draw_long
 from tessera.media.clip_facts import DEFAULT_FPS
 from tessera.media.clips import Clip, Frames
 from tessera.recipes.masked import TokenDrawer, encode_exactly, options_of, token_loss
-from tessera.recipes.phenaki.config import PhenakiConfig, PhenakiSampleConfig
+from tessera.recipes.phenaki.config import PhenakiConfig, PhenakiSampleConfig, no_room
 from tessera.recipes.precision import full_precision
 from tessera.tokenizers.video.model import VideoTokenizer, num_frames, num_latent
 
@@ -90,10 +90,12 @@ class Animator:
             ).flatten(1)  # fmt: skip
 
         grid, mask_id = self.config.grid, self.config.tokenizer.model.quantizer.vocab_size
-        overlap = latents_in(options.overlap, self.time_stride)
-        return draw_long(
-            draw_window, grid, mask_id, chunk.seeds, spans_of(takes, self.time_stride), overlap, self.start(chunk, scenes[0])
-        )
+        overlap = options.overlap or max(1, (self.config.data.frames - 1) // 2)
+        spans, start = spans_of(takes, self.time_stride), self.start(chunk, scenes[0])
+        try:
+            return draw_long(draw_window, grid, mask_id, chunk.seeds, spans, latents_in(overlap, self.time_stride), start)
+        except NoRoom:
+            raise UserError(no_room(self.config, max([overlap, *(scene.overlap or 0 for scene in scenes)]))) from None
 
     def start(self, chunk: Chunk, scene: Scene) -> Tensor | None:
         """Latents of given frames, b k h w, hidden where none are given; all rows have the same."""
