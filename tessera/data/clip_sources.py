@@ -7,6 +7,7 @@ frames that it is asked for and no others, so that a window of a long clip costs
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
@@ -330,7 +331,9 @@ class ClipDataset(DatasetSource):
         """Its clip."""
         clip = entry(item, "clip")
         frames, fps = (clip.frames, clip.fps) if isinstance(clip, Clip) else (clip, 1 / PAUSE)
-        if not isinstance(frames, np.ndarray) or not is_clip_array(frames) or not fps > 0:
+        if not isinstance(fps, (int, float)) or not 0 < fps < math.inf:
+            raise UserError(f"sample {index} of the dataset has a clip of {fps!r} frames a second; expected a number above 0")
+        if not isinstance(frames, np.ndarray) or not is_clip_array(frames):
             shape = getattr(frames, "shape", None)
             found = type(frames).__name__ + (f" of {frames.dtype} shaped {tuple(shape)}" if shape is not None else "")
             raise UserError(
