@@ -197,9 +197,11 @@ def _lines(contents: Contents, file: str, length: int, found: Path | None) -> Se
     except OSError as error:
         raise UserError(f"{found} cannot be read: {error.strerror}; repair it, or remove it") from None
     if len(lines) != length:
+        one = things == "pictures" and len(lines) == 1
+        clip = f"; where it is one clip of {length:,} frames: data check --kind clips, train phenaki" if one else ""
         raise UserError(
             f"{found} has {len(lines):,} lines, and {path.name} has {length:,} {things}; "
-            f"expected a line a {things[:-1]}, in the same order (an empty one where there is no caption)"
+            f"expected a line a {things[:-1]}, in the same order (an empty one where there is no caption){clip}"
         )
     return lines
 
