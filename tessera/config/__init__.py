@@ -8,6 +8,7 @@ from tessera.config.document import document
 from tessera.config.errors import UserError, nearest
 from tessera.config.loading import Layer, build, difference, dump_yaml, layer_of, parse_sets, read_yaml
 from tessera.config.sections import (
+    MAX_FPS,
     DataConfig,
     EngineConfig,
     EvaluateConfig,
@@ -21,6 +22,7 @@ from tessera.config.sections import (
 )  # fmt: skip
 
 __all__ = [
+    "MAX_FPS",
     "Config",
     "DataConfig",
     "EngineConfig",

@@ -8,6 +8,8 @@ from pydantic import Field, model_validator
 
 from tessera.config.base import Config
 
+MAX_FPS = 240  # frames a second
+
 
 class DataConfig(Config):
     """Where the samples come from, whatever they are."""
@@ -70,7 +72,7 @@ class VideoDataConfig(ImageDataConfig):
     """1 grey, 3 RGB."""
     frames: int = Field(17, ge=1, le=1024)
     """Frames of a training clip. A shorter one is taken whole; what is missing counts nowhere."""
-    fps: float | None = Field(None, gt=0, le=240)
+    fps: float | None = Field(None, gt=0, le=MAX_FPS)
     """Take frames at this rate, by their times; null: as they are stored."""
     stride: int = Field(1, ge=1, le=64)
     """Without fps: take every n-th frame."""

@@ -29,7 +29,7 @@ from tessera.data.tables import clean_captions, filled_captions, jsonl_rows
 from tessera.data.unread import note_beside_stacks
 from tessera.media.images import ImageFacts, Pixels, UnreadableImage, with_channels
 
-_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # by channels
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -109,7 +109,7 @@ class ArrayStacks(Stacked, StoredImages):
     def examine(self, index: int) -> Examined:
         stored = self._stored(index)
         height, width, channels = stored.shape
-        facts = ImageFacts(width, height, _MODES[channels], "NPY", False)
+        facts = ImageFacts(width, height, MODES[channels], "NPY", False)
         digest = hashlib.sha256(f"{stored.shape}".encode() + stored.tobytes()).digest()
         return Examined(facts, digest, with_channels(stored, channels=3))
 
@@ -124,9 +124,9 @@ class ArrayStacks(Stacked, StoredImages):
     @staticmethod
     def length_of(array: npt.NDArray[Any]) -> int:
         shape = array.shape
-        if array.dtype == np.uint8 and 0 not in shape and (len(shape) == 3 or (len(shape) == 4 and shape[3] in _MODES)):
+        if array.dtype == np.uint8 and 0 not in shape and (len(shape) == 3 or (len(shape) == 4 and shape[3] in MODES)):
             return shape[0]
-        turned = "; its channels stand first: transpose it to n h w c" if len(shape) == 4 and shape[1] in _MODES else ""
+        turned = "; its channels stand first: transpose it to n h w c" if len(shape) == 4 and shape[1] in MODES else ""
         raise ValueError(f"expected uint8, n x height x width, or with 1, 3 or 4 channels last{turned}")
 
 
@@ -197,9 +197,11 @@ def _lines(contents: Contents, file: str, length: int, found: Path | None) -> Se
     except OSError as error:
         raise UserError(f"{found} cannot be read: {error.strerror}; repair it, or remove it") from None
     if len(lines) != length:
+        one = things == "pictures" and len(lines) == 1
+        clip = f"; where it is one clip of {length:,} frames: data check --kind clips, train phenaki" if one else ""
         raise UserError(
             f"{found} has {len(lines):,} lines, and {path.name} has {length:,} {things}; "
-            f"expected a line a {things[:-1]}, in the same order (an empty one where there is no caption)"
+            f"expected a line a {things[:-1]}, in the same order (an empty one where there is no caption){clip}"
         )
     return lines
 

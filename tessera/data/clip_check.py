@@ -195,8 +195,8 @@ def _equal(seen: Mapping[int, SeenClip]) -> list[list[int]]:
 
 
 def mostly_clips(contents: Contents) -> bool:
-    """Whether most files are videos, animations (told by the headers of a few), or frames in folders that are said to be clips;
-    where there are only arrays, whether one is a stack of clips."""
+    """Whether half of the files or more are videos, animations (told by the headers of a few), or frames in folders that are said
+    to be clips; where there are only arrays, whether one is a stack of clips."""
     if not contents.samples and not contents.videos:
         return not contents.shards and any(num_axes(contents.root / file) == 5 for file in contents.arrays)
     folders = {folder.path for folder in numbered_folders(contents) if folder.told}
@@ -207,7 +207,7 @@ def mostly_clips(contents: Contents) -> bool:
     looked_at = may_move[::step]
     share = sum(_is_animated(contents, path) for path in looked_at) / max(1, len(looked_at))
     animated = share * len(may_move)
-    return len(contents.videos) + in_folders + animated > len(loose) - animated
+    return len(contents.videos) + in_folders + animated >= len(loose) - animated
 
 
 def _is_animated(contents: Contents, path: str) -> bool:

@@ -7,6 +7,7 @@ frames that it is asked for and no others, so that a window of a long clip costs
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.config import UserError, VideoDataConfig
-from tessera.data.arrays import Stacked, checked_length, map_array
+from tessera.data.arrays import MODES, Stacked, checked_length, map_array
 from tessera.data.captions import pair_captions
 from tessera.data.folders import Contents, holds_nothing, list_folder
 from tessera.data.frame_folders import frame_folders
@@ -39,7 +40,6 @@ UNREADABLE = (
 )  # UserError from a user's own dataset
 See = Callable[[int, Pixels], None]  # place and picture, as RGB
 
-_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _NEVER_ANIMATED = (".jpg", ".jpeg", ".bmp")
 
 
@@ -108,7 +108,7 @@ class ClipArray:
     def facts(self) -> ClipFacts:
         count, height, width, channels = self.frames.shape
         times = np.arange(count) / self.fps
-        mode = _MODES[channels]
+        mode = MODES[channels]
         return ClipFacts(count, width, height, times, count / self.fps, "NPY", "NPY", mode, has_alpha=channels == 4)
 
     def read(self, pick: Pick) -> Clip:
@@ -251,7 +251,7 @@ def num_axes(path: Path) -> int:
 
 def is_clip_array(array: npt.NDArray[Any]) -> bool:
     """Whether it is one clip: uint8, t h w c."""
-    return array.dtype == np.uint8 and array.ndim == 4 and 0 not in array.shape and array.shape[3] in _MODES
+    return array.dtype == np.uint8 and array.ndim == 4 and 0 not in array.shape and array.shape[3] in MODES
 
 
 def reading_of(config: VideoDataConfig) -> Reading:
@@ -330,7 +330,9 @@ class ClipDataset(DatasetSource):
         """Its clip."""
         clip = entry(item, "clip")
         frames, fps = (clip.frames, clip.fps) if isinstance(clip, Clip) else (clip, 1 / PAUSE)
-        if not isinstance(frames, np.ndarray) or not is_clip_array(frames) or not fps > 0:
+        if not isinstance(fps, (int, float)) or not 0 < fps < math.inf:
+            raise UserError(f"sample {index} of the dataset has a clip of {fps!r} frames a second; expected a number above 0")
+        if not isinstance(frames, np.ndarray) or not is_clip_array(frames):
             shape = getattr(frames, "shape", None)
             found = type(frames).__name__ + (f" of {frames.dtype} shaped {tuple(shape)}" if shape is not None else "")
             raise UserError(

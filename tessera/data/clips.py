@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import Dataset
 
 from tessera.batches import VideoBatch
-from tessera.config import VideoDataConfig
+from tessera.config import MAX_FPS, VideoDataConfig
 from tessera.data.clip_sources import UNREADABLE, StoredClip
 from tessera.data.draws import drawn_caption, mirrors, view_draws
 from tessera.data.loader import Feed, SampleLoader, frame
@@ -42,7 +42,8 @@ def pick_frames(facts: ClipFacts, config: VideoDataConfig, draw: int | None) -> 
 
 
 def frame_rate(source: Source, config: VideoDataConfig) -> float | None:
-    """Frames a second of what is picked: the config's, or those of the first clip that moves; None where nothing does."""
+    """Frames a second of what is picked: the config's, or those of the first clip that moves, within what a config may say; None
+    where nothing does."""
     if config.fps is not None:
         return config.fps
     for index in range(min(len(source), _LOOKED_AT)):
@@ -51,7 +52,7 @@ def frame_rate(source: Source, config: VideoDataConfig) -> float | None:
         except UNREADABLE:
             continue
         if facts.num_frames > 1:
-            return round(float(facts.fps) / config.stride, 3)
+            return min(max(round(float(facts.fps) / config.stride, 3), 0.001), MAX_FPS)
     return None
 
 

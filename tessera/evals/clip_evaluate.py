@@ -53,6 +53,7 @@ class ClipSubject:
     reconstruct: Callable[[Clips], Clips] | None = None
     count_codes: Callable[[Clips], Tensor] | None = None  # how often each code occurs in their tokens: v, or several times v
     tell: Callable[[Sequence[Sequence[Scene]], int], Clips] | None = None  # stories, seed -> all scenes of each as one clip
+    least_scene: int = 1  # frames of the shortest scene that can be told
     held_out_loss: Callable[[], Mapping[str, float]] | None = None
     about: Mapping[str, Any] = field(default_factory=dict)  # goes into the report: stages, steps, sampling options
 
@@ -224,13 +225,14 @@ def identity_report(
     """By the oracle, or by attributes where captions have slots; and by features."""
     if subject.tell is None or not config.stories:
         return {"skipped": "no stories are told" if subject.tell is None else "evaluate.stories is 0"}
+    side, least = material.held_out, subject.least_scene
     stories = (
-        clip_stories.write_digit_stories(material.held_out, config.stories)
+        clip_stories.write_digit_stories(side, config.stories, least)
         if material.oracle
-        else clip_stories.write_stories(material.held_out, config.stories, classifier.slots if classifier else (), config.seed)
+        else clip_stories.write_stories(side, config.stories, classifier.slots if classifier else (), config.seed, least)
     )
     if len(stories) < 2:
-        return {"skipped": "needs two different captions, or more"}
+        return {"skipped": f"needs two different captions, or more, of clips of {least} frames or more"}
     say(f"telling {len(stories)} stories of three scenes")
     stories = told(stories, subject.tell, config.seed, world)
     parts = [extractor.extract([story.parts[scene] for story in stories]) for scene in range(clip_stories.NUM_SCENES)]

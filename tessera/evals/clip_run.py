@@ -50,9 +50,13 @@ def subject_of(session: Session, options: Any, material: ClipMaterial) -> ClipSu
     def held_out_loss() -> Mapping[str, float]:
         return session.draw.loss(list(material.held_out.clips), material.held_out.captions)
 
+    tokenizer: Any = session.tokenizer
+    stride = tokenizer.time_stride  # a scene that is shorter may add no token
+    goes_on = session.config.data.frames > 1 + stride  # a window that goes on has no first token, and room for two
     return ClipSubject(
-        sample=sample, reconstruct=reconstruct, count_codes=count, tell=tell, held_out_loss=held_out_loss, about=about
-    )
+        sample=sample, reconstruct=reconstruct, count_codes=count, tell=tell if goes_on else None,
+        least_scene=stride, held_out_loss=held_out_loss, about=about,
+    )  # fmt: skip
 
 
 def draw_lengths(session: Session, options: Any, captions: Sequence[str], lengths: Sequence[int], seed: int) -> list[Frames]:

@@ -44,12 +44,21 @@ class Story:
         return [self.frames[end - scene.frames : end] for scene, end in zip(self.scenes, ends, strict=True)]
 
 
-def write_stories(side: ClipSide, num: int, slots: Sequence[Slot], seed: int) -> list[Story]:
-    """Of the first captions that differ, as many as there are of them; scenes are as long as the clip of the caption."""
+def first_of(side: ClipSide, least: int) -> dict[str, int]:
+    """Caption -> the first clip that has it and so many frames, in their order. A picture is no scene."""
+    found: dict[str, int] = {}
+    for index, (clip, caption) in enumerate(zip(side.clips, side.captions, strict=True)):
+        if len(clip) >= least:
+            found.setdefault(caption or "", index)
+    return found
+
+
+def write_stories(side: ClipSide, num: int, slots: Sequence[Slot], seed: int, least: int = 1) -> list[Story]:
+    """Of the first captions that differ, as many as there are of them; scenes are as long as the clip of the caption, which has
+    `least` frames or more."""
     captions = [caption or "" for caption in side.captions]
-    first = {caption: index for index, caption in reversed(list(enumerate(captions)))}
     stories = []
-    for caption, index in sorted(first.items(), key=lambda pair: pair[1])[:num]:
+    for caption, index in list(first_of(side, least).items())[:num]:
         ends = [caption, *other_ends(caption, captions, slots, mix(seed, index))]
         stories.append(Story(tuple(Scene(ends[scene % len(ends)], len(side.clips[index])) for scene in range(NUM_SCENES))))
     return stories
@@ -68,14 +77,13 @@ def other_ends(caption: str, captions: Sequence[str], slots: Sequence[Slot], see
     return list(found.values())
 
 
-def write_digit_stories(side: ClipSide, num: int) -> list[Story]:
-    """Of the first captions that differ; in the second scene all digits move the other way, in the third as in the first."""
-    first = {caption: index for index, caption in reversed(list(enumerate(side.captions)))}
+def write_digit_stories(side: ClipSide, num: int, least: int = 1) -> list[Story]:
+    """As `write_stories`; in the second scene all digits move the other way, in the third as in the first."""
     stories: list[Story] = []
-    for caption, index in sorted(first.items(), key=lambda pair: pair[1]):
-        if len(stories) < num and (scene := digits.parse_caption(caption or "")) is not None:
+    for caption, index in first_of(side, least).items():
+        if len(stories) < num and (scene := digits.parse_caption(caption)) is not None:
             movers = tuple(replace(mover, direction=turned_back(mover.direction)) for mover in scene.movers)
-            captions = [caption or "", digits.caption(digits.Scene(movers)), caption or ""]
+            captions = [caption, digits.caption(digits.Scene(movers)), caption]
             stories.append(Story(tuple(Scene(each, len(side.clips[index])) for each in captions)))
     return stories
 

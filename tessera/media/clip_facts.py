@@ -13,6 +13,7 @@ from PIL import Image
 from tessera.media.images import WHITE, Channels, Colour, ImageFile, Pixels, resize, to_array, with_channels
 
 PAUSE = 0.1  # seconds that a frame is shown where its file does not say
+DEFAULT_FPS = 8.0  # of clips that are made, where neither data nor request says
 
 # Frames of a hundredth of a second or less say "as fast as you can". Browsers show them for a tenth, and so do we.
 _TOO_SHORT = 0.0101

@@ -33,9 +33,6 @@ VIDEO_SUFFIXES = (".mp4", ".webm", ".mkv", ".mov", ".avi")  # these need PyAV
 CLIP_SUFFIXES = (".gif", ".apng", ".webp", ".png", *VIDEO_SUFFIXES)  # the names of files that may be clips
 
 
-FPS = 8.0  # of clips that are made, where nothing says how fast they are shown
-
-
 @dataclass(frozen=True, slots=True)
 class Clip:
     """Frames, t h w c, and how many of them a second shows."""

@@ -119,6 +119,7 @@ def _index(file: ImageFile) -> VideoIndex:
     with _opened(file) as source:
         packets, odd = _packets(source.container, source.stream)
         guessed = source.container.format.name == "avi"  # no times in it; FFmpeg's guesses are wrong for B-frames
+        promised = _promised(source.container)
     times = [pts for pts, _, _ in packets]
     counted = guessed or None in times or len(set(times)) != len(times) or not any(key for _, key, _ in packets)
     if counted:
@@ -130,7 +131,17 @@ def _index(file: ImageFile) -> VideoIndex:
     missing = _missing_bytes(file)
     if missing > 0:
         odd.append(f"the file is cut short by {missing} bytes")
-    return VideoIndex(_facts(file, pts, packets[-1][2]), pts, keys, counted, tuple(odd))
+    facts = _facts(file, pts, packets[-1][2])
+    if not odd and facts.duration < 0.9 * promised:
+        odd.append(f"frames are lost: they end after {facts.duration:.3g} s, and the file says {promised:.3g} s")
+    return VideoIndex(facts, pts, keys, counted, tuple(odd))
+
+
+def _promised(container: Any) -> float:
+    """Seconds that a file of one stream says it has; 0 where it does not say. FFmpeg passes over damage in Matroska."""
+    if len(container.streams) > 1 or container.duration is None:
+        return 0.0
+    return (container.duration - max(container.start_time or 0, 0)) / 1e6
 
 
 def _packets(container: Any, stream: Any) -> tuple[list[tuple[Any, bool, int]], list[str]]:

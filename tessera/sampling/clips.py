@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tessera.batches import from_uint8, to_uint8
 from tessera.config import UserError, VideoDataConfig
-from tessera.media.clip_facts import Look
-from tessera.media.clips import FPS, AvMissing, Clip, ClipFacts, Frames, UnreadableClip, read_clip
+from tessera.media.clip_facts import DEFAULT_FPS, Look
+from tessera.media.clips import AvMissing, Clip, ClipFacts, Frames, UnreadableClip, read_clip
 from tessera.media.framing import frames_from, letterbox, room_from, side_of
 from tessera.media.images import Pixels, fit
 from tessera.recipes.precision import full_precision
@@ -81,7 +81,7 @@ def batch_of(frames: npt.NDArray[np.uint8], device: torch.device) -> Tensor:
 # ---- reading
 
 
-def prepare(footage: Footage, data: VideoDataConfig, most: int | None = None, fps: float = FPS) -> Clip:
+def prepare(footage: Footage, data: VideoDataConfig, most: int | None = None, fps: float = DEFAULT_FPS) -> Clip:
     """A clip as the model sees it, or its first frames: taken, cut and scaled as those of training are. `fps` is that of arrays
     and pictures, which do not say."""
     clip, size = read(footage, data, most, fps), data.resolution

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from tessera.batches import from_uint8, to_uint8
 from tessera.config import Layer, UserError
 from tessera.contracts import Chunk, Draw, Recipe, Scene, Tokenizer
-from tessera.media.clips import FPS, Clip
+from tessera.media.clip_facts import DEFAULT_FPS
+from tessera.media.clips import Clip
 from tessera.media.images import Channels, Pixels, UnreadableImage, fit, read_image, to_array, to_picture
 from tessera.media.meshes import Mesh, TrimeshMissing, UnreadableMesh, read_mesh
 from tessera.recipes.precision import full_precision
@@ -160,7 +161,7 @@ class Session:
     @property
     def fps(self) -> float:
         """Frames a second of clips that the model makes."""
-        return self.config.sample.fps or self.config.data.fps or FPS
+        return self.config.sample.fps or self.config.data.fps or DEFAULT_FPS
 
     @torch.no_grad()
     def through_tokens(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

@@ -110,9 +110,20 @@ def kind_of(path: Path) -> str:
 def test_videos_are_clips_and_a_few_among_pictures_are_not(tmp_path: Path) -> None:
     (tmp_path / "a.mp4").write_bytes(b"")
     assert kind_of(tmp_path) == "clips"
-    for number in range(3):
+    save_apng(tmp_path / "0.png", noise(0, 1))
+    assert kind_of(tmp_path) == "clips", "half: as images the videos would not be read, as clips the pictures are"
+    for number in range(1, 3):
         save_apng(tmp_path / f"{number}.png", noise(number, 1))
     assert kind_of(tmp_path) == "images"
+
+
+def test_one_caption_of_an_array_hints_at_a_clip(tmp_path: Path) -> None:
+    """Four axes may be pictures or frames; captions tell, and only the user can say it."""
+    np.save(tmp_path / "a.npy", noise(0, 5))
+    (tmp_path / "a.txt").write_text("it moves")
+    with pytest.raises(UserError, match="one clip of 5 frames: data check --kind clips"):
+        check_folder(tmp_path)
+    assert check_folder(tmp_path, kind="clips").num_captions == 1
 
 
 def test_animations_are_clips_where_most_move(tmp_path: Path) -> None:

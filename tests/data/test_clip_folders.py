@@ -384,6 +384,12 @@ def test_a_dataset_of_something_else_is_the_users_error(clip: Any) -> None:
         as_clip_source([{"key": "a", "clip": clip}])
 
 
+@pytest.mark.parametrize("fps", [0, -1.0, float("nan"), float("inf"), "24", None])
+def test_a_clip_of_no_rate_is_the_users_error(fps: Any) -> None:
+    with pytest.raises(UserError, match=r"sample 0 of the dataset has a clip of .* frames a second; expected a number above 0"):
+        as_clip_source([{"key": "a", "clip": Clip(noise(0, 3), fps)}])
+
+
 def test_an_empty_dataset_is_the_users_error() -> None:
     with pytest.raises(UserError, match="has no samples"):
         as_clip_source([])

@@ -15,11 +15,12 @@ import torch
 from tessera.batches import VideoBatch
 from tessera.config import UserError, VideoDataConfig
 from tessera.data.clip_sources import as_clip_source
-from tessera.data.clips import ClipLoader, PreparedClips
+from tessera.data.clips import ClipLoader, PreparedClips, frame_rate
 from tessera.data.loader import Feed
 from tessera.data.opening import open_source
 from tessera.data.order import Cut
 from tessera.data.sources import Source
+from tessera.media.clips import Clip
 from tests.data.clip_makers import noise, save_apng, save_frames
 
 CPU = torch.device("cpu")
@@ -203,3 +204,13 @@ def test_a_feed_of_a_dataset_in_python(tmp_path: Path) -> None:
     for key, frames in zip(batch.keys, batch.frames, strict=True):
         assert np.array_equal(frames[:, :6].permute(1, 2, 3, 0).numpy(), noise(int(key), 6))
     assert batch.lengths.tolist() == [6] * 8
+
+
+@pytest.mark.parametrize(("fps", "stride", "rate"), [(24.0, 1, 24.0), (24.0, 5, 4.8), (1000.0, 1, 240.0), (0.01, 64, 0.001)])
+def test_the_rate_of_any_clip_is_one_that_a_config_may_have(fps: float, stride: int, rate: float) -> None:
+    """It goes into the config of the run, which is read again."""
+    source = as_clip_source([{"key": "still", "clip": noise(0, 1)}, {"key": "moves", "clip": Clip(noise(1, 3), fps)}])
+    found = frame_rate(source, VideoDataConfig(stride=stride))
+    assert found == rate
+    assert VideoDataConfig(fps=found).fps == rate
+    assert frame_rate(as_clip_source([{"key": "still", "clip": noise(0, 1)}]), VideoDataConfig()) is None

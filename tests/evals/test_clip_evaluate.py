@@ -173,6 +173,16 @@ class Reader(Classifier):
         return np.array([clip[0, 0, 0, :2] for clip in clips]).astype(np.int64)
 
 
+def test_a_picture_is_no_scene() -> None:
+    """Nor is a clip that is shorter than what a token holds: its scene might add none."""
+    side = ClipSide(tuple(np.zeros((length, 8, 8, 3), np.uint8) for length in (1, 4, 3, 5, 9)), ("a", "b", "b", "a", None))
+    stories = write_stories(side, 5, (), seed=0, least=4)
+    assert [[(scene.caption, scene.frames) for scene in story.scenes] for story in stories] == [
+        [("b", 4)] * 3, [("a", 5)] * 3, [("", 9)] * 3,
+    ]  # fmt: skip
+    assert [story.scenes[0].frames for story in write_stories(side, 2, (), seed=0)] == [1, 4]
+
+
 def test_identity_by_hand() -> None:
     """Three stories of a red block (value 2) that moves left, right, up: one keeps its colour, one is blue throughout, one
     changes. What the captions change is not judged."""

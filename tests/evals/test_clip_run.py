@@ -75,6 +75,15 @@ def test_what_a_session_can_do(session: Session, tmp_path: Path) -> None:
     assert alone.count_codes is not None
 
 
+def test_stories_are_told_where_windows_can_go_on(session: Session) -> None:
+    """Time stride 2: a window of 3 frames holds two tokens, and the first is not there in one that goes on."""
+    material = ClipMaterial(blocks(8, 0), blocks(8, 1), 8, "")
+    for frames, tells in ((1, False), (3, False), (5, True)):
+        session.config = session.config.model_copy(update={"data": session.config.data.model_copy(update={"frames": frames})})
+        subject = subject_of(session, session.config.sample, material)
+        assert (subject.tell is not None, subject.least_scene) == (tells, 2)
+
+
 def test_a_run_is_judged_by_its_folder(session: Session, tmp_path: Path) -> None:
     side = blocks(48, 3)
     for index, (clip, caption) in enumerate(zip(side.clips, side.captions, strict=True)):

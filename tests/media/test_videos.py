@@ -286,6 +286,20 @@ def test_cut_videos_have_their_whole_frames(name: str, tmp_path: Path) -> None:
     assert np.array_equal(got[:15], whole[:15])
 
 
+def test_frames_that_are_lost_in_the_middle_are_told(tmp_path: Path) -> None:
+    """FFmpeg skips to the end, and the header still says how long the file was."""
+    frames = np.random.default_rng(0).integers(0, 256, (40, 32, 48, 3), dtype=np.uint8)
+    path = write(tmp_path / "a.webm", frames, codec="libvpx-vp9", options={})
+    assert inspect_clip(path).odd == ()
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 : len(content) * 7 // 10] = bytes(len(content) * 7 // 10 - len(content) // 2)
+    path.write_bytes(content)
+    seen = inspect_clip(path)
+    assert seen.facts.num_frames < 36
+    assert "frames are lost: they end after" in seen.odd[0]
+    assert "the file says 1.67 s" in seen.odd[0]
+
+
 def test_damage_is_refused_by_name(tmp_path: Path) -> None:
     content = write(tmp_path / "a.mp4", plain(20)).read_bytes()
     sound = tmp_path / "sound.mp4"

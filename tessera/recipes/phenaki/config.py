@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from tessera.config import Config, EngineConfig, OptimConfig, VideoDataConfig, VideoEvaluateConfig
+from tessera.config import MAX_FPS, Config, EngineConfig, OptimConfig, VideoDataConfig, VideoEvaluateConfig
 from tessera.generators.masked.frames import FrameMaskConfig
 from tessera.generators.masked.losses import MaskedLossConfig
 from tessera.generators.masked.model import MaskedConfig
@@ -39,7 +39,7 @@ class PhenakiSampleConfig(MaskedSampleConfig):
     """Frames of a clip; null: as many as a training clip has. A longer one is drawn window by window. 1 draws a picture."""
     overlap: int | None = Field(None, ge=1)
     """Frames that a window takes over from the one before, in whole tokens; the rest of it is new. null: half of it."""
-    fps: float | None = Field(None, gt=0, le=240)
+    fps: float | None = Field(None, gt=0, le=MAX_FPS)
     """Frames a second of the files; null: as the training data has them."""
     chunk: int = Field(8, ge=1, le=1024)
     """Clips drawn at once. Always so many: the last chunk is padded, so a clip never depends on what else is asked."""

@@ -13,7 +13,8 @@ from tessera.batches import TokenBatch, from_uint8, to_uint8
 from tessera.config import UserError
 from tessera.contracts import Chunk, Nets, Scene
 from tessera.generators.masked.windows import NoRoom, Piece, Span, Window, draw_long
-from tessera.media.clips import FPS, Clip, Frames
+from tessera.media.clip_facts import DEFAULT_FPS
+from tessera.media.clips import Clip, Frames
 from tessera.recipes.masked import TokenDrawer, encode_exactly, options_of, token_loss
 from tessera.recipes.phenaki.config import PhenakiConfig, PhenakiSampleConfig, largest_overlap
 from tessera.recipes.precision import full_precision
@@ -53,7 +54,7 @@ class Animator:
             kept = kept_frames(chunk.given, self.time_stride)
             start = frames[:, :, : len(kept)]
             start.copy_(torch.where(kept[:, None, None].cpu(), to_uint8(chunk.frames).cpu(), start))
-        fps = options.fps or FPS
+        fps = options.fps or DEFAULT_FPS
         return [Clip(clip.numpy(), fps) for clip in frames.permute(0, 2, 3, 4, 1).contiguous()]
 
     def compile(self) -> None:

@@ -20,8 +20,9 @@ from tessera.data.prepare import TokenCache, TokenPlan, write_tokens
 from tessera.data.sources import Source
 from tessera.data.tokens import TokenLoader
 from tessera.generators.masked.stage import build_stage as build_masked
+from tessera.media.clip_facts import DEFAULT_FPS
 from tessera.media.clip_files import frame_sheet, grid_gif
-from tessera.media.clips import FPS, Clip
+from tessera.media.clips import Clip
 from tessera.media.images import encode_png
 from tessera.nn.perceptual import load_vgg16
 from tessera.nn.similarity import psnr
@@ -117,7 +118,7 @@ def preview_of(
     config: PhenakiConfig, rows: Mapping[str, Tensor], lengths: Sequence[int], captions: Sequence[str | None], facts: Any
 ) -> Preview:
     """Named rows of clips, b c t h w, as a gif in which all of them move, and as a sheet of frames."""
-    fps, scale = config.sample.fps or FPS, max(1, PREVIEW_SIDE // config.data.resolution)
+    fps, scale = config.sample.fps or DEFAULT_FPS, max(1, PREVIEW_SIDE // config.data.resolution)
     clips = {name: clips_of(frames, lengths, fps) for name, frames in rows.items()}
     texts = [caption or "" for caption in captions]
     moving = grid_gif(list(clips.values()), row_names=list(clips), captions=texts, scale=scale)
