@@ -64,7 +64,7 @@ def test_files_by_contract_and_their_json_draws_them_again(tessera: Run, served:
         assert sheet.width == 2 + 9 * 18  # all frames, side by side
         assert np.asarray(sheet)[10, 10::18][:9, 0].tolist() == [start + i for i in range(9)]
     assert tessera("sample", served, "--request", "out/1-1.json", "--out", "again").code == 0
-    for suffix in (".gif", ".mp4", ".png"):
+    for suffix in (".gif", ".png"):  # the encoder of mp4 files does not promise equal bytes
         assert (tmp_path / "again" / f"0{suffix}").read_bytes() == found[f"1-1{suffix}"]
     for taken in ("0.gif", "0.mp4", "0.png", "0.json"):
         (tmp_path / taken[2:]).mkdir()
