@@ -1,4 +1,5 @@
-"""`first_step.py OUT SHAPES FURNITURE`: gradients of all turns and validation numbers of given weights, on any number of ranks.
+"""`first_step.py OUT SHAPES FURNITURE CLIPS`: gradients of all turns and validation numbers of given weights,
+on any number of ranks.
 
 Writes OUT/STAGE CASE.safetensors (summed gradients, by turn) and OUT/STAGE CASE.json (validation) from the main rank.
 """
@@ -29,6 +30,8 @@ STAGES = {  # name -> recipe and stage
     "superres": ("muse", "superres"),
     "mesh tokenizer": ("meshgpt", "tokenizer"),
     "mesh base": ("meshgpt", "base"),
+    "video tokenizer": ("phenaki", "tokenizer"),
+    "video base": ("phenaki", "base"),
 }
 CASES = {"even": (8, "null"), "uneven": (7, "null"), "uneven in micro-batches": (7, "2")}  # batch and micro-batch
 MUSE = [
@@ -56,13 +59,28 @@ MESHGPT = [
     "data.validation_fraction=0.3",
     "engine.validation_samples=5",
 ]
+PHENAKI = [
+    "tokenizer.model={widths: [8, 8, 8], blocks: [0, 0, 1], time_downsamples: 1, quantizer: {levels: [4, 4]}}",
+    "tokenizer.critic={kind: clips, widths: [8, 8], start_step: 0, warmup_steps: 0, adaptive: true, penalty: {every: 1}}",
+    "text={kind: bytes, length: 32, width: 16, depth: 1, heads: 2}",
+    "base.model={width: 16, depth: 1, heads: 2, dropout: 0}",
+    "base.critic={kind: net, model: {width: 16, depth: 1, heads: 2}}",
+    "data.resolution=16",
+    "data.frames=5",
+    "data.start=random",
+    "data.image_share=0.3",
+    "data.views=2",
+    "data.validation_fraction=0.3",
+    "engine.validation_samples=5",
+]
+SETS = {"muse": MUSE, "meshgpt": MESHGPT, "phenaki": PHENAKI}
 
 
 def measure(out: Path, data: dict[str, str], name: str, case: str, world: World) -> None:
     """Weights are moved off their start, where the critic's last layer is 0 and passes no gradient on."""
     batch_size, micro = CASES[case]
     recipe, own = STAGES[name]
-    sets = [*(MUSE if recipe == "muse" else MESHGPT), f"{own}.batch_size={batch_size}", f"engine.micro_batch_size={micro}"]
+    sets = [*SETS[recipe], f"{own}.batch_size={batch_size}", f"engine.micro_batch_size={micro}"]
     config = pipeline.resolve(recipe, preset="tiny", data=data[recipe], sets=sets)
     (train,) = pipeline.pick(pipeline.RECIPES[recipe].steps(config), own)
     stage, state, loader = prepared(config, train, world, out / f"caches of {recipe}")
@@ -89,7 +107,7 @@ def main() -> None:
     world = join(pipeline.resolve("muse", preset="tiny").engine)
     for name, case in itertools.product(STAGES, CASES):
         step.sum_gradients = sum_gradients
-        measure(Path(sys.argv[1]), {"muse": sys.argv[2], "meshgpt": sys.argv[3]}, name, case, world)
+        measure(Path(sys.argv[1]), dict(zip(SETS, sys.argv[2:], strict=True)), name, case, world)
     leave()
 
 
