@@ -92,7 +92,7 @@ def config_of(origin: str) -> Any:
     if found is None:
         raise UserError(f"{origin} is no trained stage; expected RUN/STAGE, such as runs/muse-001/tokenizer")
     if not path.name.endswith("tokenizer"):
-        raise UserError(f"{origin} is a stage of another kind; expected a tokenizer, such as {folder / 'tokenizer'}")
+        raise UserError(f"{origin} is a stage of another kind; expected RUN/tokenizer of a run that has trained one")
     return found.config
 
 

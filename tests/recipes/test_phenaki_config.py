@@ -65,7 +65,7 @@ def test_a_tokenizer_from_elsewhere_decides_what_fits(model: str, sets: tuple[st
 
 
 def test_only_a_tokenizer_is_taken_over(generated: Path) -> None:
-    with pytest.raises(UserError, match=r"base is a stage of another kind; expected a tokenizer, such as .*/tokenizer"):
+    with pytest.raises(UserError, match=r"base is a stage of another kind; expected RUN/tokenizer"):
         config_of(str(generated / "base"))
 
 

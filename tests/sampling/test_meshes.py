@@ -292,7 +292,7 @@ def test_a_tokenizer_from_another_run(runs: dict[str, Path], furniture: Path, tm
     wrong["kind"] = config_of(furniture, base__needs__tokenizer=str(runs["coordinates"] / "base"))
     for name, said in (
         ("bins", "was trained with data.bins=32, here it is 64"),
-        ("kind", "holds no graph autoencoder of meshes"),
+        ("kind", "is a stage of another kind; expected RUN/tokenizer"),
     ):
         with pytest.raises(UserError, match=said):
             pipeline.train(wrong[name], run=tmp_path / name)

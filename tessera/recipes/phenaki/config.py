@@ -149,14 +149,14 @@ def tiny() -> PhenakiConfig:
             optim=OptimConfig(lr=4e-3, warmup_steps=20),
             ema_decay=0.99,
             batch_size=8,
-            steps=1000,
+            steps=700,
         ),
         base=BaseConfig(
             model=MaskedConfig(width=96, depth=4, heads=4, dropout=0.1),
             optim=OptimConfig(lr=3e-3, betas=(0.9, 0.98), weight_decay=0.03, warmup_steps=50),
             ema_decay=0.99,
-            batch_size=32,
-            steps=700,
+            batch_size=16,
+            steps=650,
         ),
         engine=EngineConfig(
             log_every_steps=50, validate_every_steps=300, preview_every_steps=300, save_every_steps=300, validation_samples=64
