@@ -146,22 +146,23 @@ def tiny() -> PhenakiConfig:
         tokenizer=VideoTokenizerStageConfig(
             model=CausalConvConfig(widths=(16, 32, 64), blocks=(0, 1, 1)),
             critic=None,
-            optim=OptimConfig(lr=4e-3, warmup_steps=20),
+            optim=OptimConfig(lr=3e-3, warmup_steps=20),
             ema_decay=0.99,
-            batch_size=8,
-            steps=700,
+            batch_size=4,
+            steps=1200,
         ),
         base=BaseConfig(
-            model=MaskedConfig(width=96, depth=4, heads=4, dropout=0.1),
+            model=MaskedConfig(width=64, depth=4, heads=4),
+            loss=MaskedLossConfig(frames=FrameMaskConfig(prefix_prob=0.1, between_prob=0.05, later_prob=0.1, shorter_prob=0.05)),
             optim=OptimConfig(lr=3e-3, betas=(0.9, 0.98), weight_decay=0.03, warmup_steps=50),
             ema_decay=0.99,
             batch_size=16,
-            steps=650,
+            steps=1000,
         ),
         engine=EngineConfig(
             log_every_steps=50, validate_every_steps=300, preview_every_steps=300, save_every_steps=300, validation_samples=64
         ),
-        sample=PhenakiSampleConfig(steps=12, guidance=4.0, min_share=0.3, remask=0.4),
+        sample=PhenakiSampleConfig(steps=16, guidance=4.0, min_share=0.3, remask=0.1),
     )
 
 
