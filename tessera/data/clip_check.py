@@ -14,7 +14,6 @@ from tessera.config import VideoDataConfig
 from tessera.data.captions import names_side
 from tessera.data.clip_sources import UNREADABLE, StoredClips, num_axes
 from tessera.data.clip_survey import SeenClip, survey_clips
-from tessera.data.clips import pick_frames
 from tessera.data.duplicates import near_sequences
 from tessera.data.folders import Contents, Reject
 from tessera.data.frame_folders import numbered_folders
@@ -22,6 +21,7 @@ from tessera.data.report import NUM_SHOWN, Report, Tally, counts, histogram, sho
 from tessera.data.sources import split_indices
 from tessera.media.clip_facts import ClipFacts
 from tessera.media.clips import read_facts
+from tessera.media.framing import room_from
 
 _NUM_SIZES = 10
 _NUM_LOOKED_AT = 64  # files that may be animated, to tell what a folder holds
@@ -136,7 +136,8 @@ def check_clips(
         near=[[places[member] for member in group] for group in near_sequences([each.prints for each in seen.values()])],
     )
     files = [
-        ClipEntry.of(source.name(index), each.facts, len(pick_frames(each.facts, config, None))) for index, each in seen.items()
+        ClipEntry.of(source.name(index), each.facts, min(config.frames, int(room_from(each.facts, config.fps, config.stride)[0])))
+        for index, each in seen.items()
     ]
     facts = [each.facts for each in seen.values()]
     moving = [file for file in files if file.num_frames > 1]

@@ -1,5 +1,4 @@
-"""Batches of clips: which frames are taken, how they are cut, and how clips and single pictures are mixed. All of it is a
-function of seed, epoch and key; a worker holds the picked frames of one clip at a time."""
+"""Batches of clips: how picked frames are cut and stacked, a function of seed, epoch and key. A worker holds one clip at a time."""
 
 from __future__ import annotations
 
@@ -13,53 +12,17 @@ import torch
 from torch.utils.data import Dataset
 
 from tessera.batches import VideoBatch
-from tessera.config import MAX_FPS, VideoDataConfig
+from tessera.config import VideoDataConfig
 from tessera.data.clip_sources import UNREADABLE, StoredClip
 from tessera.data.draws import drawn_caption, mirrors, view_draws
 from tessera.data.loader import Feed, SampleLoader, frame
 from tessera.data.mixing import MixedSamples
 from tessera.data.order import Cut, Indices
+from tessera.data.picking import pick_frames, single_frame
 from tessera.data.prepare import Viewed
 from tessera.data.sources import Source, captions_of, split_indices
 from tessera.media.clips import ClipFacts, Frames
-from tessera.media.framing import frames_from, letterbox, room_from
-from tessera.randomness import mix
-
-_LOOKED_AT = 64  # samples
-
-# --- which frames
-
-
-def pick_frames(facts: ClipFacts, config: VideoDataConfig, draw: int | None) -> list[int]:
-    """At most `config.frames` stored frames, in order: every `stride`-th, or at `fps` those of the nearest times, where one may
-    come several times. A window of a longer clip starts at any frame where it still fits, as the draw says; without a draw at the
-    middle one of these, or at the first frame. A clip of one frame is a picture, however long it is shown."""
-    room = room_from(facts, config.fps, config.stride)
-    count = min(config.frames, int(room[0]))
-    last = int(np.flatnonzero(room >= count)[-1])  # the last start with room for them
-    start = 0 if config.start == "first" else last // 2 if draw is None else mix(draw, 6) % (last + 1)
-    return frames_from(facts, start, count, config.fps, config.stride)
-
-
-def frame_rate(source: Source, config: VideoDataConfig) -> float | None:
-    """Frames a second of what is picked: the config's, or those of the first clip that moves, within what a config may say; None
-    where nothing does."""
-    if config.fps is not None:
-        return config.fps
-    for index in range(min(len(source), _LOOKED_AT)):
-        try:
-            facts = source.read(index).facts()
-        except UNREADABLE:
-            continue
-        if facts.num_frames > 1:
-            return min(max(round(float(facts.fps) / config.stride, 3), 0.001), MAX_FPS)
-    return None
-
-
-def single_frame(facts: ClipFacts, draw: int) -> list[int]:
-    """Any one."""
-    return [mix(draw, 7) % facts.num_frames]
-
+from tessera.media.framing import letterbox
 
 # --- one clip
 

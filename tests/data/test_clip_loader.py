@@ -15,10 +15,11 @@ import torch
 from tessera.batches import VideoBatch
 from tessera.config import UserError, VideoDataConfig
 from tessera.data.clip_sources import as_clip_source
-from tessera.data.clips import ClipLoader, PreparedClips, frame_rate
+from tessera.data.clips import ClipLoader, PreparedClips
 from tessera.data.loader import Feed
 from tessera.data.opening import open_source
 from tessera.data.order import Cut
+from tessera.data.picking import frame_rate
 from tessera.data.sources import Source
 from tessera.media.clips import Clip
 from tests.data.clip_makers import noise, save_apng, save_frames

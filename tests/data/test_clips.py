@@ -14,8 +14,9 @@ from PIL import Image
 
 from tessera.config import VideoDataConfig
 from tessera.data.clip_sources import ClipFolder, as_clip_source
-from tessera.data.clips import ClipItem, ClipViews, collate_clips, framed, pick_frames, prepare_clip
+from tessera.data.clips import ClipItem, ClipViews, collate_clips, framed, prepare_clip
 from tessera.data.order import Mixture, Order
+from tessera.data.picking import pick_frames
 from tessera.media.framing import letterbox
 from tests.data.clip_makers import facts_of, noise, save_apng
 

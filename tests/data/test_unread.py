@@ -20,7 +20,8 @@ def picture(seed: int = 0) -> np.ndarray:
 
 
 def test_other_formats_are_counted_by_family(tmp_path: Path) -> None:
-    write_png(tmp_path / "a.png", picture())
+    for name in "ac":
+        write_png(tmp_path / f"{name}.png", picture())
     for name in ["1.tif", "2.TIF", "1.heic", "1.mp4", "b.jpg.zip", "noext", "guide.md", ".DS_Store", "Thumbs.db"]:
         (tmp_path / name).write_bytes(b"x")
     assert set(check_folder(tmp_path).notes[:5]) == {

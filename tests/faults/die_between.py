@@ -39,13 +39,13 @@ def start(folder: Path, config: Any, train: Any, *rest: Any) -> None:
     train_stage(folder, config, train, *rest)
 
 
-def write(folder: Path, shard: int, ids: Any, faults: Any) -> None:
+def write(folder: Path, shard: int, made: Any, plan: Any) -> None:
     if PLACE == "half a shard":
         path = prepare.shard_path(folder, shard)
         path.with_suffix(".json").write_text("{")
-        path.with_suffix(".tmp-1").write_bytes(ids.tobytes()[:50])
+        path.with_suffix(".tmp-1").write_bytes(made.ids.tobytes()[:50])
         die()
-    write_shard(folder, shard, ids, faults)
+    write_shard(folder, shard, made, plan)
     if PLACE == "shard":
         die()
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from tessera.batches import TokenBatch, VideoBatch, to_uint8
 from tessera.config import Layer, UserError, build, layer_of
 from tessera.contracts import Context, Nets, Preview, Stage, Train
-from tessera.data.clips import ClipLoader, ClipViews, frame_rate
+from tessera.data.clips import ClipLoader, ClipViews
 from tessera.data.loader import Feed
+from tessera.data.picking import frame_rate
 from tessera.data.prepare import TokenCache, TokenPlan, write_tokens
 from tessera.data.sources import Source
 from tessera.data.tokens import TokenLoader
