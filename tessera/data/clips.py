@@ -1,4 +1,4 @@
-"""Batches of clips: how picked frames are cut and stacked, a function of seed, epoch and key. A worker holds one clip at a time."""
+"""Batches of clips: how picked frames are cut and stacked, by seed, epoch and key. A worker holds one clip at a time."""
 
 from __future__ import annotations
 
