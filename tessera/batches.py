@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -238,6 +240,19 @@ class MeshBatch:
 
 ReadText = Callable[[Sequence[str | None], Sequence[str]], Text | TextStates]
 """Captions and sample keys of a batch -> what its `text` is. Runs in the loader's processes, so it must be picklable."""
+
+
+Count = TypeVar("Count", int, Tensor, npt.NDArray[np.int64])
+
+
+def num_latent(frames: Count, time_stride: int) -> Count:
+    """Steps of a clip's token grid that so many frames reach, 1 + ceil((L - 1) / s): the first holds the first frame alone."""
+    return 1 + (frames + time_stride - 2) // time_stride
+
+
+def num_frames(latents: Count, time_stride: int) -> Count:
+    """Frames of so many steps, 1 + s (k - 1)."""
+    return 1 + time_stride * (latents - 1)
 
 
 def from_uint8(images: Tensor) -> Tensor:

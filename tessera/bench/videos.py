@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tessera.batches import VideoBatch, to_uint8
+from tessera.batches import VideoBatch, num_latent, to_uint8
 from tessera.bench.images import read_batches, reduced, trainer
 from tessera.bench.masked import Size, captions, compile_for_sampling, drawing, facts, fitted, generator, timed_training, variant
 from tessera.bench.timing import device, settle, time_call
@@ -41,7 +41,7 @@ from tessera.tokenizers.video.conv import CausalConvConfig
 from tessera.tokenizers.video.critic import FrameCriticConfig
 from tessera.tokenizers.video.cvivit import CViViTConfig
 from tessera.tokenizers.video.losses import VideoLossConfig
-from tessera.tokenizers.video.model import VideoTokenizer, num_latent
+from tessera.tokenizers.video.model import VideoTokenizer
 from tessera.tokenizers.video.stage import VideoTokenizerStageConfig, build_stage
 
 CODES = FSQConfig(levels=(8, 8, 8, 5, 5, 5))  # 64,000 where the peer's LFQ has 65,536

@@ -6,7 +6,6 @@ What is counted is what training would see: a sample is a picture that opens (he
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from tessera.data.duplicates import near_groups
 from tessera.data.folders import Contents, list_folder
 from tessera.data.mesh_check import check_meshes
 from tessera.data.opening import open_clips, open_images, open_meshes
-from tessera.data.report import Report, Tally, counts, histogram
+from tessera.data.report import Report, Tally, counts, equal_groups, histogram
 from tessera.data.sources import Reject, StoredImages, split_indices
 from tessera.data.survey import Seen, survey
 
@@ -103,7 +102,7 @@ def check_images(source: StoredImages, config: ImageDataConfig, path: str, progr
         seen=list(seen),
         num_unreadable=len(source) - len(seen),
         held_out=frozenset(split_indices(source, config.validation_fraction)[1].tolist()),
-        equal=_equal(seen),
+        equal=equal_groups({index: each.digest for index, each in seen.items()}),
         near=_alike(seen),
     )
     facts = [each.facts for each in seen.values()]
@@ -115,13 +114,6 @@ def check_images(source: StoredImages, config: ImageDataConfig, path: str, progr
         formats=histogram(each.format for each in facts),
         **tally.fields(rejects, _animations(source, seen)),
     )
-
-
-def _equal(seen: Mapping[int, Seen]) -> list[list[int]]:
-    groups = defaultdict[bytes, list[int]](list)
-    for index, each in seen.items():
-        groups[each.digest].append(index)
-    return [group for group in groups.values() if len(group) > 1]
 
 
 def _alike(seen: Mapping[int, Seen]) -> list[list[int]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import posixpath
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from tessera.data.clip_survey import SeenClip, survey_clips
 from tessera.data.duplicates import near_sequences
 from tessera.data.folders import Contents, Reject
 from tessera.data.frame_folders import numbered_folders
-from tessera.data.report import NUM_SHOWN, Report, Tally, counts, histogram, shortened
+from tessera.data.report import NUM_SHOWN, Report, Tally, counts, equal_groups, histogram, shortened
 from tessera.data.sources import split_indices
 from tessera.media.clip_facts import ClipFacts
 from tessera.media.clips import read_facts
@@ -132,7 +131,7 @@ def check_clips(
         seen=places,
         num_unreadable=len(source) - len(seen),
         held_out=frozenset(split_indices(source, config.validation_fraction)[1].tolist()),
-        equal=_equal(seen),
+        equal=equal_groups({index: each.digest for index, each in seen.items()}),
         near=[[places[member] for member in group] for group in near_sequences([each.prints for each in seen.values()])],
     )
     files = [
@@ -183,13 +182,6 @@ def length_histogram(numbers: Sequence[int]) -> dict[str, int]:
         if count:
             found[f"{low + 1}-{high}" if high is not None else f"over {low}"] = count
     return found
-
-
-def _equal(seen: Mapping[int, SeenClip]) -> list[list[int]]:
-    groups = defaultdict[bytes, list[int]](list)
-    for index, each in seen.items():
-        groups[each.digest].append(index)
-    return [group for group in groups.values() if len(group) > 1]
 
 
 # --- what a folder holds

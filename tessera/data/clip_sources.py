@@ -12,7 +12,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -32,12 +32,7 @@ from tessera.media.clips import Clip, Frames, Inspection, Pick, inspect_clip, re
 from tessera.media.framing import side_of
 from tessera.media.images import WHITE, Channels, Colour, Pixels, with_channels
 
-UNREADABLE = (
-    UnreadableClip,
-    AvMissing,
-    UserError,
-    OSError,
-)  # UserError from a user's own dataset
+UNREADABLE = UnreadableClip, AvMissing, UserError, OSError  # UserError from a user's own dataset
 See = Callable[[int, Pixels], None]  # place and picture, as RGB
 
 _NEVER_ANIMATED = (".jpg", ".jpeg", ".bmp")
@@ -144,12 +139,6 @@ class StoredClips(Stored):
     def look(self) -> Look:
         """How frames are read."""
         return Look(self.reading.channels, self.reading.background, self.reading.min_side)
-
-    def reading_at(self, side: int) -> Self:
-        """The same source, read so that frames keep at least so many pixels a side."""
-        if self.reading.min_side is None or self.reading.min_side >= side:
-            return self
-        return replace(self, reading=replace(self.reading, min_side=side))
 
     @abstractmethod
     def read(self, index: int) -> StoredClip:

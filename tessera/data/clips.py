@@ -22,7 +22,7 @@ from tessera.data.picking import pick_frames, single_frame
 from tessera.data.prepare import Viewed
 from tessera.data.sources import Source, captions_of, split_indices
 from tessera.media.clips import ClipFacts, Frames
-from tessera.media.framing import letterbox
+from tessera.media.framing import filled, letterbox
 
 # --- one clip
 
@@ -85,11 +85,6 @@ def _fault(key: str, error: Exception) -> str:
 
 
 # --- batches
-
-
-def filled(frames: Frames, num_frames: int) -> Frames:
-    """So many frames: behind the end the last one again."""
-    return frames[np.minimum(np.arange(num_frames), len(frames) - 1)]
 
 
 def collate_clips(items: Sequence[ClipItem], num_frames: int) -> VideoBatch:

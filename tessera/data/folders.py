@@ -45,9 +45,7 @@ class Contents:
 
     root: Path
     kind: Kind = IMAGES
-    samples: list[str] = field(
-        default_factory=list
-    )  # sorted: the images; the meshes after `take_meshes`, the clips after `take_clips`
+    samples: list[str] = field(default_factory=list)  # sorted: the images; what was taken after `take_meshes`, `take_clips`
     captions: list[tuple[str, ...]] = field(default_factory=list)  # one entry a sample
     rows: dict[str, Row] = field(default_factory=dict)  # by sample
     spoilt_rows: set[str] = field(default_factory=set)  # the samples whose rows were rejected; "" where none could be told

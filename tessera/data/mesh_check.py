@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +11,7 @@ from tessera.config import MeshDataConfig
 from tessera.data.folders import Reject
 from tessera.data.mesh_sources import MeshFolder
 from tessera.data.mesh_survey import SeenMesh, near_shapes, survey_meshes
-from tessera.data.report import Report, Tally, counts
+from tessera.data.report import Report, Tally, counts, equal_groups
 from tessera.data.sources import split_indices
 
 _LIMITS = (50, 100, 200, 400, 800, 1600, 3200, 6400, 12800)  # of the faces histogram
@@ -101,7 +100,7 @@ def check_meshes(
         seen=places,
         num_unreadable=num_unusable,
         held_out=frozenset(split_indices(source, config.validation_fraction)[1].tolist()),
-        equal=_equal(seen),
+        equal=equal_groups({index: each.digest for index, each in seen.items()}),
         near=[[places[member] for member in group] for group in near_shapes(list(seen.values()))],
     )
     files = tuple(MeshFile.of(source.name(index), each) for index, each in seen.items())
@@ -141,10 +140,3 @@ def _totals(files: Sequence[MeshFile]) -> dict[str, int]:
         "duplicate faces": sum(file.num_duplicate for file in files),
         "faces lost in bins": sum(file.num_faces - file.num_faces_in_bins for file in files),
     }
-
-
-def _equal(seen: Mapping[int, SeenMesh]) -> list[list[int]]:
-    groups = defaultdict[bytes, list[int]](list)
-    for index, each in seen.items():
-        groups[each.digest].append(index)
-    return [group for group in groups.values() if len(group) > 1]

@@ -18,7 +18,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from tessera.batches import from_uint8
+from tessera.batches import from_uint8, num_latent
 from tessera.config import ImageDataConfig, UserError, VideoDataConfig
 from tessera.data.captions import names_side
 from tessera.data.draws import view_draws
@@ -147,7 +146,7 @@ class Viewed:
     lengths: npt.NDArray[np.int64] | None = None  # of a clip: views, the frames that belong to each
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Encoded:
     """What goes into one shard."""
 
@@ -166,10 +165,11 @@ class Encoded:
             {item.key: item.fault for item in viewed if item.fault},
         )
 
-    def joined(self, other: Encoded) -> Encoded:
-        """Both, one after the other."""
-        ids, lengths = np.concatenate([self.ids, other.ids]), np.concatenate([self.lengths, other.lengths])
-        return Encoded(ids, lengths, self.faults | other.faults)
+    @classmethod
+    def joined(cls, parts: Sequence[Encoded]) -> Encoded:
+        """All, one after the other."""
+        faults = {key: fault for part in parts for key, fault in part.faults.items()}
+        return cls(np.concatenate([part.ids for part in parts]), np.concatenate([part.lengths for part in parts]), faults)
 
 
 def lengths_path(folder: Path, shard: int) -> Path:
@@ -202,7 +202,7 @@ def encode_shards(
             pictures = torch.from_numpy(np.concatenate([item.pictures for item in viewed])).to(feed.device)
             made.append(Encoded.of(encode(from_uint8(pictures.movedim(-1, 1))).cpu().numpy(), viewed))
             if samples.stop == shard_samples(shard, len(feed.source)).stop:
-                yield shard, reduce(Encoded.joined, made)
+                yield shard, Encoded.joined(made)
                 made = []
     finally:
         end_workers(stream)
@@ -238,8 +238,7 @@ def write_shard(folder: Path, shard: int, made: Encoded, plan: TokenPlan) -> Non
     path = shard_path(folder, shard)
     write_json(path.with_suffix(".json"), made.faults)
     if plan.time_stride:
-        steps = 1 + -(-(made.lengths - 1) // plan.time_stride)
-        write_array(lengths_path(folder, shard), steps.astype(np.uint16))
+        write_array(lengths_path(folder, shard), num_latent(made.lengths, plan.time_stride).astype(np.uint16))
     write_array(path, made.ids.astype(plan.dtype))
 
 

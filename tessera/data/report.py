@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -204,3 +204,11 @@ def shortened(lines: list[str], limit: int) -> list[str]:
 
 def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:6]) + (f" and {len(names) - 6:,} more" if len(names) > 6 else "")
+
+
+def equal_groups(digests: Mapping[int, bytes]) -> list[list[int]]:
+    """The samples whose hashes are the same, in groups of two or more."""
+    groups = defaultdict[bytes, list[int]](list)
+    for index, digest in digests.items():
+        groups[digest].append(index)
+    return [group for group in groups.values() if len(group) > 1]

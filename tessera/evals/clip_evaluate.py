@@ -47,9 +47,7 @@ Clips = Sequence[Frames]
 class ClipSubject:
     """A model under test. What it cannot do is None, and the rows that need it are left out."""
 
-    sample: Callable[[Sequence[str], Sequence[int], int], Clips] | None = (
-        None  # captions, frames of each, seed; "" asks for anything
-    )
+    sample: Callable[[Sequence[str], Sequence[int], int], Clips] | None = None  # captions, frames of each, seed; "": anything
     reconstruct: Callable[[Clips], Clips] | None = None
     count_codes: Callable[[Clips], Tensor] | None = None  # how often each code occurs in their tokens: v, or several times v
     tell: Callable[[Sequence[Sequence[Scene]], int], Clips] | None = None  # stories, seed -> all scenes of each as one clip
@@ -202,10 +200,7 @@ def attributes_report(material: ClipMaterial, rows: ClipRows, fitting: Fitting, 
     say(f"attributes: fitting a classifier of {len(slots)} slots, {fitting.steps:,} steps")
     classifier = fit_classifier(material.train.clips, material.train.captions, slots, fitting)
     captions = list(rows.asked.captions)
-    order = Draws(fitting.seed, 11).shuffled(range(len(captions)))
-    others: list[str | None] = [None] * len(captions)
-    for own, other in zip(order, [*order[1:], order[0]], strict=True):
-        others[own] = captions[other]
+    others = [captions[other] for other in clip_oracle.others_than_own(len(captions), Draws(fitting.seed, 11))]
     table = {name: classifier.tally(clips, captions).as_dict() for name, clips in rows.by_name.items()}
     table["chance"] = classifier.tally(rows.by_name.get("samples", rows.asked.clips), others).as_dict()
     table = {name: {**row, "mean": mean_of(row)} for name, row in table.items()}

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
 from tessera.data.synth import digits
+from tessera.evals.clip_quality import still
 from tessera.evals.oracle import Tally
 from tessera.evals.oracle import tally as tally_all
 from tessera.media.clips import Frames
@@ -34,11 +33,6 @@ class ClipTally:
 
     all: Tally
     directions: Mapping[str, Tally]
-
-    @property
-    def num(self) -> int:
-        """Clips judged."""
-        return self.all.num
 
     def as_dict(self) -> dict[str, object]:
         """Plain JSON: the share right of each attribute, n, the interval of joint; for each direction its own share and n."""
@@ -77,11 +71,17 @@ def readable_clips(clips: Sequence[Frames], captions: Sequence[str | None]) -> s
 
 def reference_rows(clips: Sequence[Frames], captions: Sequence[str], oracle: ClipOracle, seed: int) -> dict[str, ClipTally]:
     """The rows that need no model, of true clips and their captions."""
-    order = Draws(seed, 8).shuffled(range(len(clips)))
-    other = dict(zip(order, order[1:] + order[:1], strict=True))  # one round: nobody keeps its own
+    others = others_than_own(len(clips), Draws(seed, 8))
     return {
         "real": tally(clips, captions, oracle),
-        "shuffled": tally(clips, [captions[other[index]] for index in range(len(clips))], oracle),
-        "still": tally([np.repeat(clip[:1], len(clip), axis=0) for clip in clips], captions, oracle),
+        "shuffled": tally(clips, [captions[other] for other in others], oracle),
+        "still": tally(still(clips), captions, oracle),
         "reversed": tally([clip[::-1] for clip in clips], captions, oracle),
     }
+
+
+def others_than_own(num: int, draws: Draws) -> list[int]:
+    """For each of num another one, all of them once: a round in which nobody keeps its own."""
+    order = draws.shuffled(range(num))
+    other = dict(zip(order, order[1:] + order[:1], strict=True))
+    return [other[index] for index in range(num)]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tessera.batches import num_latent
 from tessera.contracts import Scene
 from tessera.data.clip_sources import as_clip_source
 from tessera.engine.dist import World
@@ -83,7 +84,7 @@ def count_codes(session: Session, clips: Clips) -> Tensor:
     several codes."""
     tokenizer: Any = session.tokenizer
     ids = session.encode(*clips)  # b k h w, or b k h w q
-    reach = torch.tensor([1 + -(-(len(clip) - 1) // tokenizer.time_stride) for clip in clips])
+    reach = torch.tensor([num_latent(len(clip), tokenizer.time_stride) for clip in clips])
     own = ids[torch.arange(ids.shape[1]) < reach[:, None]]  # m h w (q)
     links = own[..., None] if own.ndim == 3 else own
     counts = torch.stack([code_counts(link.contiguous(), tokenizer.vocab_size) for link in links.unbind(-1)])

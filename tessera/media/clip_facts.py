@@ -39,11 +39,6 @@ class ClipFacts:
         """Frames a second, on average."""
         return self.num_frames / self.duration
 
-    @property
-    def lengths(self) -> npt.NDArray[np.float64]:
-        """t: how many seconds each frame is shown."""
-        return np.diff(self.times, append=self.duration)
-
 
 class UnreadableClip(Exception):
     """A clip of which a wanted frame cannot be decoded."""

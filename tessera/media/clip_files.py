@@ -1,7 +1,7 @@
 """Clips as files: gif by our own hand and Pillow's compression, mp4 by PyAV; and as sheets of chosen frames.
 
 Frames are uint8; floats are refused, for what lies outside 0 to 255 would wrap around. Every frame is written, also one that is
-equal to the one before it. Equal clips give equal bytes.
+equal to the one before it. Equal clips give equal gifs; the bytes of an mp4 are its encoder's affair.
 """
 
 from __future__ import annotations

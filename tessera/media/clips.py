@@ -23,7 +23,7 @@ from tessera.media.videos import HEAD, container_of, video_facts, video_frames, 
 
 __all__ = [
     "CLIP_SUFFIXES", "VIDEO_SUFFIXES", "AvMissing", "Clip", "ClipFacts", "Frames", "Inspection", "Pick", "UnreadableClip",
-    "inspect_clip", "read_clip", "read_facts", "read_frame_folder",
+    "inspect_clip", "read_clip", "read_facts",
 ]  # fmt: skip
 
 Frames: TypeAlias = npt.NDArray[np.uint8]  # t h w c
@@ -76,19 +76,6 @@ def read_clip(
     until that is its shorter side. `facts`, where they are known already, are not read again. The rate of the clip is that of
     the chosen frames: every second one of 24 fps gives 12."""
     return _gathered(file, facts or read_facts(file), pick, Look(channels, background, min_side))
-
-
-def read_frame_folder(
-    folder: Path | str,
-    pick: Pick,
-    *,
-    fps: float | None = None,
-    channels: Channels = 3,
-    background: Colour = WHITE,
-    min_side: int | None = None,
-) -> Clip:
-    """As `read_clip`, for a folder of numbered pictures whose rate is known; without `fps` 10 are taken."""
-    return _gathered(Path(folder), folder_facts(folder, fps), pick, Look(channels, background, min_side))
 
 
 def inspect_clip(file: ImageFile, see: Callable[[int, Pixels], None] | None = None) -> Inspection:

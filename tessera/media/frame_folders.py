@@ -29,15 +29,15 @@ def is_frame_folder(folder: Path | str) -> bool:
     return len(names) > 1 and None not in names and len(parts) == 1
 
 
-def folder_facts(folder: Path | str, fps: float | None = None) -> ClipFacts:
-    """Size and mode are those of the first picture. Without `fps` a frame is shown for a tenth of a second."""
+def folder_facts(folder: Path | str) -> ClipFacts:
+    """Size and mode are those of the first picture. A frame is shown for a tenth of a second."""
     files = frame_files(folder)
     if not files:
         raise UnreadableClip(folder, f"no pictures in it; expected {' '.join(IMAGE_SUFFIXES)}")
-    pause, first = PAUSE if fps is None else 1 / fps, animation_facts(files[0])
-    count, times = len(files), np.arange(len(files), dtype=np.float64) * np.float64(pause)
+    first, count = animation_facts(files[0]), len(files)
+    times = np.arange(count, dtype=np.float64) * np.float64(PAUSE)
     return ClipFacts(
-        count, first.width, first.height, times, count * pause, "folder", first.format, first.mode,
+        count, first.width, first.height, times, count * PAUSE, "folder", first.format, first.mode,
         first.has_alpha, first.rotation,
     )  # fmt: skip
 

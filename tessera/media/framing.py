@@ -1,11 +1,11 @@
-"""Which frames of a clip are taken, and how a frame that is not square becomes one."""
+"""Which frames of a clip are taken, how a short one is filled up, and how a frame that is not square becomes one."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
-from tessera.media.clips import ClipFacts
+from tessera.media.clips import ClipFacts, Frames
 from tessera.media.images import Colour, Pixels, resize, with_channels
 
 _SLACK = 1e-6  # of a frame: times in files are rounded
@@ -35,6 +35,11 @@ def nearest_frames(times: npt.NDArray[np.float64], wanted: npt.NDArray[np.float6
     middles = (times[:-1] + times[1:]) / 2
     places: list[int] = np.searchsorted(middles, wanted - slack, side="left").tolist()
     return places
+
+
+def filled(frames: Frames, num_frames: int) -> Frames:
+    """t h w c -> so many frames: behind the end the last one again."""
+    return frames[np.minimum(np.arange(num_frames), len(frames) - 1)]
 
 
 def side_of(resolution: int, zoom: float, *, cropped: bool) -> int:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tessera.batches import TokenBatch
+from tessera.batches import TextStates, TokenBatch
 from tessera.config import UserError
-from tessera.contracts import Context, Nets, Tokenizer
+from tessera.contracts import Context, Loader, Nets, Preview, Tokenizer, Train
 from tessera.generators.masked.losses import MaskedLossConfig, MaskedLosses
 from tessera.generators.masked.model import Low
 from tessera.generators.masked.replay import GraphedSampler
 from tessera.generators.masked.sample import MaskedSampleConfig, sample
-from tessera.generators.masked.stage import MaskedStageConfig, build_nets
+from tessera.generators.masked.stage import MaskedStageConfig, build_nets, build_stage
 from tessera.recipes.captions import Prompts
 from tessera.recipes.precision import full_precision
 from tessera.text.encoders import NoTextConfig, PrecomputedTextConfig, TextConfig, build_encoder, encode_text, text_width
@@ -29,9 +30,21 @@ def masked_nets(
     return build_nets(stage, vocab_size=vocab_size, grid=grid, text_width=text_width(text), encoder=encoder, low=low)
 
 
-def reads_captions(text: TextConfig) -> bool:
-    """Whether a generator learns from the captions of the data."""
-    return not isinstance(text, (NoTextConfig, PrecomputedTextConfig))
+def masked_step(
+    name: str, stage: MaskedStageConfig, text: TextConfig, make_nets: Callable[[], dict[str, nn.Module]],
+    feed: Callable[[Nets, Any], Loader], preview: Callable[[Nets, Nets, Any, Context], Preview], needs: Mapping[str, str],
+) -> Train:  # fmt: skip
+    """The training of a masked generator."""
+    return Train(
+        name=name,
+        batch_size=stage.batch_size,
+        steps=stage.steps,
+        build=lambda: replace(build_stage(stage, make_nets()), preview=preview),
+        serves=make_nets,
+        feed=feed,
+        needs=needs,
+        captioned=not isinstance(text, (NoTextConfig, PrecomputedTextConfig)),
+    )
 
 
 @torch.no_grad()
@@ -77,6 +90,13 @@ def draw_preview(
     generator: Any = nets["generator"]
     seeds, text = torch.arange(len(batch.keys), device=batch.ids.device), encode_text(nets, batch.text)
     return sample(generator, text, seeds, options, low=low, critic=nets.get("critic"), frames=frames), seeds
+
+
+def judged_batch(ids: Tensor, text: TextStates, captions: tuple[str | None, ...], first: int) -> TokenBatch:
+    """Tokens of real samples, the first being number `first`, as `token_loss` takes them."""
+    positions = torch.arange(first, first + len(ids), device=ids.device)
+    everything = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
+    return TokenBatch(ids, text, everything, positions, ("",) * len(ids), captions)
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tessera.batches import num_latent
 from tessera.config import ImageDataConfig, UserError, VideoDataConfig
 from tessera.contracts import Nets
 from tessera.engine.checkpoint import read_json
@@ -82,7 +83,7 @@ def describe_model(stage: StoredStage, nets: Nets) -> str:
         if pictures:
             side = data.resolution // model.stride
             moving = isinstance(data, VideoDataConfig)
-            steps = 1 + -(-(data.frames - 1) // model.time_stride) if moving else 1
+            steps = num_latent(data.frames, model.time_stride) if moving else 1
             shape = f"{f'{steps} x ' if moving else ''}{side} x {side}{f', {links} codes each' if links > 1 else ''}"
             said.append(f"{steps * side * side:,} tokens a {'clip' if moving else 'picture'} ({shape})")
     sizes = {name: sum(parameter.numel() for parameter in net.parameters()) for name, net in nets.items()}

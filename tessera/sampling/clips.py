@@ -12,11 +12,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from tessera.batches import from_uint8, to_uint8
+from tessera.batches import from_uint8, num_frames, num_latent, to_uint8
 from tessera.config import UserError, VideoDataConfig
 from tessera.media.clip_facts import DEFAULT_FPS, Look
 from tessera.media.clips import AvMissing, Clip, ClipFacts, Frames, UnreadableClip, read_clip
-from tessera.media.framing import frames_from, letterbox, room_from, side_of
+from tessera.media.framing import filled, frames_from, letterbox, room_from, side_of
 from tessera.media.images import Pixels, fit
 from tessera.recipes.precision import full_precision
 from tessera.sampling.request import Request
@@ -26,7 +26,7 @@ CHUNK_FRAMES = 256  # that go through a tokenizer at once, if they are of severa
 Footage: TypeAlias = "Path | str | Clip | Image.Image | npt.NDArray[Any]"  # a picture is a clip of one frame
 
 
-def num_frames(request: Request, data: VideoDataConfig) -> int:
+def asked_frames(request: Request, data: VideoDataConfig) -> int:
     """How many a request asks for; by default those of a training clip."""
     asked: int | None = request.options.frames
     return data.frames if asked is None else asked
@@ -39,7 +39,7 @@ def given_frames(
     to the end of the last given latent frame, for a clip may be much longer."""
     if request.image is None and not request.keyframes:
         return None
-    total = num_frames(request, data)
+    total = asked_frames(request, data)
     known: dict[int, Pixels] = {}
     if request.image is not None:
         known = dict(enumerate(prepare(request.image, data, most=total).frames))
@@ -60,7 +60,7 @@ def given_frames(
         known[at] = one_frame(picture, data)
     if len(known) == total:
         raise UserError(f"all {total:,} frames are given, so nothing would be drawn; leave some out, or ask for more frames")
-    reach = min(total, 1 + -(-max(known) // time_stride) * time_stride)
+    reach = min(total, num_frames(num_latent(1 + max(known), time_stride), time_stride))
     frames = torch.zeros(reach, data.resolution, data.resolution, data.channels, dtype=torch.uint8)
     given = torch.zeros(reach, dtype=torch.bool)
     for at, pixels in known.items():
@@ -144,11 +144,10 @@ def encode_clips(tokenizer: Any, clips: Sequence[Frames], device: torch.device) 
     """Clips t h w c -> b k h w ids on the CPU. All are filled up to the longest, and that to whole latent frames, with their last
     frames again: ids of what was there are the same, since a latent frame knows nothing of later ones."""
     stride = tokenizer.time_stride
-    longest = max(len(frames) for frames in clips)
-    length = 1 + -(-(longest - 1) // stride) * stride
-    filled = np.stack([np.concatenate([frames, frames[-1:].repeat(length - len(frames), axis=0)]) for frames in clips])
+    length = num_frames(num_latent(max(len(frames) for frames in clips), stride), stride)
+    whole = np.stack([filled(frames, length) for frames in clips])
     with full_precision(device):
-        parts = np.split(filled, range(size := max(1, CHUNK_FRAMES // length), len(filled), size))
+        parts = np.split(whole, range(size := max(1, CHUNK_FRAMES // length), len(whole), size))
         return torch.cat([tokenizer.encode(batch_of(part, device)).cpu() for part in parts])
 
 

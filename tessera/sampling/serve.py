@@ -9,7 +9,7 @@ from typing import Any
 
 from tessera.config import Layer, UserError, parse_sets
 from tessera.files import free_folder
-from tessera.sampling.clips import counted, num_frames
+from tessera.sampling.clips import asked_frames, counted
 from tessera.sampling.export import SUFFIXES, Written, refuse_existing, sample_names, write_samples
 from tessera.sampling.request import Request, make_request, read_prompts, read_request
 from tessera.sampling.session import Session, load
@@ -74,7 +74,7 @@ def drawn_by(session: Session, request: Request) -> str:
     missing = "".join(f", {name} not trained" for name in untrained(session))
     sizes = {
         "picture": lambda: f": pictures are {session.resolution} px",
-        "clip": lambda: f": clips are {counted(num_frames(request, session.config.data))} of {session.resolution} px",
+        "clip": lambda: f": clips are {counted(asked_frames(request, session.config.data))} of {session.resolution} px",
         "mesh": lambda: "",
     }
     return f"drawn by {trained}{missing}{sizes[session.recipe.medium]()}"

@@ -36,23 +36,12 @@ from tessera.data.synth.digits import (
     to_gif,
     write_digits,
 )
-from tessera.data.synth.digits_oracle import DigitsOracle, open_oracle
-from tessera.data.synth.splits import SPLITS, Split
+from tessera.data.synth.digits_oracle import open_oracle
+from tessera.data.synth.splits import SPLITS
 from tessera.media.clips import Frames
+from tests.data.digit_makers import EIGHT, FULL, TINY, oracle_of, scenes_of
 
 pytest.importorskip("sklearn")
-FULL = DigitsOptions()
-EIGHT = DigitsOptions(num_directions=8)
-TINY = DigitsOptions(image_size=32, frames=9, max_digits=1, num_kinds=3, num_colours=3)
-
-
-def scenes_of(split: Split, n: int, options: DigitsOptions = FULL, seed: int = 1) -> list[Scene]:
-    plan = plan_digits(seed, options)
-    return [sample_scene(plan, split, index) for index in range(n)]
-
-
-def oracle_of(options: DigitsOptions = FULL) -> DigitsOracle:
-    return DigitsOracle(oracle_reader(), options.frames)
 
 
 def decoded(path: Path) -> Frames:

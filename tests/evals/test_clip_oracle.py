@@ -27,7 +27,7 @@ class Scripted:
 def test_tally_counts_by_hand() -> None:
     clips = [np.full((2, 1, 1, 3), value, np.uint8) for value in (3, 1, 2, 0)]
     found = tally(clips, [LEFT, BOTH, UP, LEFT], Scripted())
-    assert (found.num, found.all.right, found.all.asked["digit"]) == (4, {"digit": 2, "direction": 2, "joint": 1}, 4)
+    assert (found.all.num, found.all.right, found.all.asked["digit"]) == (4, {"digit": 2, "direction": 2, "joint": 1}, 4)
     told = found.as_dict()
     assert (told["direction"], told["joint"], told["n"]) == (0.5, 0.25, 4)
     assert told["directions"] == {

@@ -46,7 +46,6 @@ class Piece:
     """The next latent frames of a clip."""
 
     ids: Tensor  # b k h w
-    scene: int
     begins: bool  # the first of them is a first latent: after a hard cut, and where the clip starts
 
 
@@ -130,7 +129,7 @@ def _draw(
     most = max((part.kept for part in windows), default=0)
     tail = seeds.new_zeros(len(seeds), 0, *grid[1:])  # the last latents, as many as a window goes on from
     if given is not None and ahead:
-        yield Piece(given[:, :ahead], 0, begins=True)
+        yield Piece(given[:, :ahead], begins=True)
         tail = given[:, ahead - min(most, ahead) : ahead]
     done = ahead
     for index, part in enumerate(windows):
@@ -146,6 +145,6 @@ def _draw(
         frames = None if whole else ((places >= part.first) & (places < end)).expand(len(seeds), -1)
         noise = mix_tensors(seeds, *(torch.full_like(seeds, number) for number in (WINDOW, index)))
         ids = draw_window(Window(part.scene, known.flatten(1), frames, noise)).view(known.shape)[:, start:end]
-        yield Piece(ids, part.scene, begins=start == 0)
+        yield Piece(ids, begins=start == 0)
         tail = torch.cat([tail, ids], dim=1)
         tail = tail[:, tail.shape[1] - min(most, tail.shape[1]) :].clone()

@@ -12,6 +12,7 @@ from tessera.generators.masked.sample import MaskedSampleConfig
 from tessera.generators.masked.stage import MaskedStageConfig
 from tessera.nn.quantizers import FSQConfig, ResidualConfig
 from tessera.recipes.needs import NeedsConfig
+from tessera.recipes.sizes import refuse_halvings, refuse_resolution
 from tessera.text.encoders import ByteTextConfig, TextConfig
 from tessera.tokenizers.image.critic import CriticConfig
 from tessera.tokenizers.image.model import ImageTokenizerConfig
@@ -86,19 +87,10 @@ class MuseConfig(Config):
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> MuseConfig:
-        resolution, stride = self.data.resolution, self.tokenizer.model.stride
-        if resolution % stride:
-            below, above = resolution // stride * stride, -(-resolution // stride) * stride
-            raise ValueError(
-                f"data.resolution {resolution} cannot be divided by the tokenizer's stride {stride}; "
-                f"use {' or '.join(str(size) for size in (below, above) if size >= 16)}, "
-                f"or another number of tokenizer.model.widths"
-            )
-        critic = self.tokenizer.critic
-        if critic is not None and resolution < 2 ** (len(critic.widths) - 1):
-            raise ValueError(
-                f"tokenizer.critic.widths halve a picture of {resolution} pixels {len(critic.widths) - 1} times; name fewer"
-            )
+        resolution, critic = self.data.resolution, self.tokenizer.critic
+        refuse_resolution(resolution, self.tokenizer.model.stride)
+        if critic is not None:
+            refuse_halvings(critic.widths, resolution, "picture")
         return self
 
     @model_validator(mode="after")

@@ -18,7 +18,7 @@ from tessera.contracts import Chunk, Nets
 from tessera.generators.masked.sample import MaskedSampleConfig
 from tessera.media.images import to_picture
 from tessera.randomness import mix_text, uniform
-from tessera.recipes.masked import TokenDrawer, encode_exactly, options_of, token_loss
+from tessera.recipes.masked import TokenDrawer, encode_exactly, judged_batch, options_of, token_loss
 from tessera.recipes.muse.config import MuseConfig, MuseSampleConfig
 from tessera.recipes.precision import full_precision
 
@@ -114,10 +114,7 @@ class Painter:
             part = at_size(from_uint8(images[first : first + LOSS_CHUNK].to(self.device)), size)
             ids = encode_exactly(self.stages["tokenizer"]["tokenizer"], part)
             some = tuple(captions[first : first + LOSS_CHUNK])
-            positions = torch.arange(first, first + len(part), device=self.device)
-            everything = torch.ones(len(part), dtype=torch.bool, device=self.device)
-            text = self.draw_tokens.prompts(self.stages["base"], some)
-            yield TokenBatch(ids, text, everything, positions, ("",) * len(part), some)
+            yield judged_batch(ids, self.draw_tokens.prompts(self.stages["base"], some), some, first)
 
     def decode(self, stage: str, ids: Tensor) -> Tensor:
         """Tokens to pixels, by the stage's tokenizer, at the precision that it was trained with; ids need more, pixels do not."""

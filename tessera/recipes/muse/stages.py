@@ -18,13 +18,12 @@ from tessera.data.prepare import TokenCache, TokenPlan, write_tokens
 from tessera.data.sources import Source
 from tessera.data.tokens import TokenLoader
 from tessera.generators.masked.model import Low
-from tessera.generators.masked.stage import build_stage as build_masked
 from tessera.media.images import encode_png
 from tessera.media.sheets import sheet
 from tessera.nn.perceptual import load_vgg16
 from tessera.nn.similarity import psnr
 from tessera.recipes.captions import settle_captions, training_text
-from tessera.recipes.masked import draw_preview, encode_exactly, facts_of, masked_nets, reads_captions
+from tessera.recipes.masked import draw_preview, encode_exactly, facts_of, masked_nets, masked_step
 from tessera.recipes.muse.config import MuseConfig, grid_of
 from tessera.recipes.muse.drawing import pictures
 from tessera.tokenizers.image.model import ImageTokenizer
@@ -141,16 +140,8 @@ def base_step(config: MuseConfig) -> Train:
         model = config.tokenizer.model
         return masked_nets(config.text, config.base, model.quantizer.vocab_size, grid_of(model, config.data.resolution))
 
-    return Train(
-        name="base",
-        batch_size=config.base.batch_size,
-        steps=config.base.steps,
-        build=lambda: replace(build_masked(config.base, make_nets()), preview=partial(preview_base, config)),
-        serves=make_nets,
-        feed=feed,
-        needs={"tokenizer": "tokenizer"},
-        captioned=reads_captions(config.text),
-    )
+    preview = partial(preview_base, config)
+    return masked_step("base", config.base, config.text, make_nets, feed, preview, {"tokenizer": "tokenizer"})
 
 
 def superres_step(config: MuseConfig) -> Train:
@@ -170,16 +161,8 @@ def superres_step(config: MuseConfig) -> Train:
         model = config.fine_tokenizer
         return masked_nets(config.text, stage, model.quantizer.vocab_size, grid_of(model, stage.resolution), low)
 
-    return Train(
-        name="superres",
-        batch_size=stage.batch_size,
-        steps=stage.steps,
-        build=lambda: replace(build_masked(stage, make_nets()), preview=partial(preview_superres, config)),
-        serves=make_nets,
-        feed=feed,
-        needs={"tokenizer": "tokenizer", "fine_tokenizer": fine},
-        captioned=reads_captions(config.text),
-    )
+    needs = {"tokenizer": "tokenizer", "fine_tokenizer": fine}
+    return masked_step("superres", stage, config.text, make_nets, feed, partial(preview_superres, config), needs)
 
 
 def coarse_tokens(config: MuseConfig, nets: Nets, feed: Feed) -> TokenCache:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from tessera.batches import num_frames, num_latent
 from tessera.config import MAX_FPS, Config, EngineConfig, OptimConfig, VideoDataConfig, VideoEvaluateConfig
 from tessera.generators.masked.frames import FrameMaskConfig
 from tessera.generators.masked.losses import MaskedLossConfig
@@ -14,10 +15,11 @@ from tessera.generators.masked.sample import MaskedSampleConfig
 from tessera.generators.masked.stage import MaskedStageConfig
 from tessera.nn.quantizers import FSQConfig, ResidualConfig
 from tessera.recipes.needs import NeedsConfig
+from tessera.recipes.sizes import refuse_halvings, refuse_resolution
 from tessera.text.encoders import ByteTextConfig, TextConfig
 from tessera.tokenizers.video.conv import CausalConvConfig
 from tessera.tokenizers.video.cvivit import CViViTConfig
-from tessera.tokenizers.video.model import VideoTokenizerConfig, num_frames, num_latent
+from tessera.tokenizers.video.model import VideoTokenizerConfig
 from tessera.tokenizers.video.stage import VideoTokenizerStageConfig
 
 
@@ -44,8 +46,7 @@ class PhenakiSampleConfig(MaskedSampleConfig):
     chunk: int = Field(8, ge=1, le=1024)
     """Clips drawn at once. Always so many: the last chunk is padded, so a clip never depends on what else is asked."""
     compile: bool = False
-    """Compile the networks before the first clip, for half a minute or more; each one after it then takes half the time on a GPU.
-    For many clips, or long ones."""
+    """Compile the networks before the first clip, which takes half a minute or more. For many clips on a GPU, or long ones."""
 
 
 class PhenakiConfig(Config):
@@ -95,12 +96,7 @@ def grid_of(model: VideoTokenizerConfig, data: VideoDataConfig) -> tuple[int, ..
 def refuse_sizes(config: PhenakiConfig) -> None:
     """Frames, tokens and windows that do not fit each other."""
     model, data, overlap, most = config.tokenizer.model, config.data, config.sample.overlap, largest_overlap(config)
-    if data.resolution % model.stride:
-        below, above = data.resolution // model.stride * model.stride, -(-data.resolution // model.stride) * model.stride
-        raise ValueError(
-            f"data.resolution {data.resolution} cannot be divided by the tokenizer's stride {model.stride}; "
-            f"use {' or '.join(str(size) for size in (below, above) if size >= 16)}, or another tokenizer"
-        )
+    refuse_resolution(data.resolution, model.stride)
     if (data.frames - 1) % model.time_stride:
         more = num_frames(num_latent(data.frames, model.time_stride), model.time_stride)
         raise ValueError(
@@ -123,10 +119,8 @@ def refuse_untrained(config: PhenakiConfig) -> None:
             f"(data.frames {data.frames}, time stride {model.time_stride}): longer clips would be decoded as was never "
             f"trained; use at most {config.grid[0]}, or more frames"
         )
-    if critic is not None and data.resolution < 2 ** (len(critic.widths) - 1):
-        raise ValueError(
-            f"tokenizer.critic.widths halve a frame of {data.resolution} pixels {len(critic.widths) - 1} times; name fewer"
-        )
+    if critic is not None:
+        refuse_halvings(critic.widths, data.resolution, "frame")
 
 
 def largest_overlap(config: PhenakiConfig) -> int:
@@ -167,7 +161,7 @@ def tiny() -> PhenakiConfig:
 
 
 def small() -> PhenakiConfig:
-    """17 frames of 64 px, 5 x 8 x 8 tokens of 1,000 codes, one GPU, minutes (measured figures in docs/recipes/phenaki.md)."""
+    """17 frames of 64 px, 5 x 8 x 8 tokens of 1,000 codes, for one GPU. Not yet trained."""
     return PhenakiConfig(
         preset="small",
         data=VideoDataConfig(resolution=64, workers=8),

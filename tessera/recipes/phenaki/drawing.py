@@ -6,19 +6,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from tessera.batches import TokenBatch, from_uint8, to_uint8
+from tessera.batches import TokenBatch, from_uint8, num_frames, num_latent, to_uint8
 from tessera.config import UserError
 from tessera.contracts import Chunk, Nets, Scene
 from tessera.generators.masked.windows import NoRoom, Piece, Span, Window, draw_long
 from tessera.media.clip_facts import DEFAULT_FPS
 from tessera.media.clips import Clip, Frames
-from tessera.recipes.masked import TokenDrawer, encode_exactly, options_of, token_loss
+from tessera.media.framing import filled
+from tessera.recipes.masked import TokenDrawer, encode_exactly, judged_batch, options_of, token_loss
 from tessera.recipes.phenaki.config import PhenakiConfig, PhenakiSampleConfig, largest_overlap
 from tessera.recipes.precision import full_precision
-from tessera.tokenizers.video.model import VideoTokenizer, num_frames, num_latent
+from tessera.tokenizers.video.model import VideoTokenizer
 
 LOSS_CHUNK = 16  # clips
 
@@ -36,11 +38,6 @@ class Animator:
         self._bf16 = device.type == "cuda" and config.engine.precision == "bf16"
         self.draw_tokens = TokenDrawer(config.text, device, self._bf16)
         self._compiled = False
-
-    @property
-    def resolution(self) -> int:
-        """Height and width of a frame."""
-        return self.config.data.resolution
 
     @torch.no_grad()
     def __call__(self, chunk: Chunk) -> list[Clip]:
@@ -130,15 +127,12 @@ class Animator:
         """Batches of their tokens, with encoded captions; a clip that is too long is cut."""
         most = self.config.data.frames
         for first in range(0, len(real), LOSS_CHUNK):
-            clips = [torch.from_numpy(clip[:most]) for clip in real[first : first + LOSS_CHUNK]]
-            filled = torch.stack([torch.cat([clip, clip[-1:].expand(most - len(clip), -1, -1, -1)]) for clip in clips])
-            ids = encode_exactly(self.tokenizer, from_uint8(filled.to(self.device).movedim(-1, 1)))
-            some = tuple(captions[first : first + LOSS_CHUNK])
-            positions = torch.arange(first, first + len(clips), device=self.device)
+            clips = [clip[:most] for clip in real[first : first + LOSS_CHUNK]]
+            frames = torch.from_numpy(np.stack([filled(clip, most) for clip in clips])).to(self.device)
+            ids = encode_exactly(self.tokenizer, from_uint8(frames.movedim(-1, 1)))
             lengths = torch.tensor([num_latent(len(clip), self.time_stride) for clip in clips], device=self.device)
-            text = self.draw_tokens.prompts(self.nets, some)
-            everything = torch.ones(len(clips), dtype=torch.bool, device=self.device)
-            yield TokenBatch(ids, text, everything, positions, ("",) * len(clips), some, lengths=lengths)
+            some = tuple(captions[first : first + LOSS_CHUNK])
+            yield replace(judged_batch(ids, self.draw_tokens.prompts(self.nets, some), some, first), lengths=lengths)
 
 
 # --- scenes
@@ -190,9 +184,7 @@ def latents_in(frames: int, time_stride: int) -> int:
 
 def kept_frames(given: Tensor, time_stride: int) -> Tensor:
     """t bool: given frames that are kept as they are: those of latents whose last frame is given."""
-    ends = (
-        torch.arange(len(given), device=given.device).add(time_stride - 1).div(time_stride, rounding_mode="floor") * time_stride
-    )
+    ends = torch.arange(len(given), device=given.device).add(time_stride - 1) // time_stride * time_stride
     return given & given[ends.clamp(max=len(given) - 1)]
 
 

@@ -8,10 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from tessera.batches import TokenBatch, VideoBatch, to_uint8
+from tessera.batches import TokenBatch, VideoBatch, num_frames, to_uint8
 from tessera.config import Layer, UserError, build, layer_of
 from tessera.contracts import Context, Nets, Preview, Stage, Train
 from tessera.data.clips import ClipLoader, ClipViews
@@ -20,7 +19,7 @@ from tessera.data.picking import frame_rate
 from tessera.data.prepare import TokenCache, TokenPlan, write_tokens
 from tessera.data.sources import Source
 from tessera.data.tokens import TokenLoader
-from tessera.generators.masked.stage import build_stage as build_masked
+from tessera.generators.masked.frames import plain_frames
 from tessera.media.clip_facts import DEFAULT_FPS
 from tessera.media.clip_files import frame_sheet, grid_gif
 from tessera.media.clips import Clip
@@ -28,11 +27,11 @@ from tessera.media.images import encode_png
 from tessera.nn.perceptual import load_vgg16
 from tessera.nn.similarity import psnr
 from tessera.recipes.captions import settle_captions, training_text
-from tessera.recipes.masked import draw_preview, encode_exactly, facts_of, masked_nets, reads_captions
+from tessera.recipes.masked import draw_preview, encode_exactly, facts_of, masked_nets, masked_step
 from tessera.recipes.phenaki.config import PhenakiConfig, refuse_sizes
 from tessera.tokenizers.video.critic import frames_of
 from tessera.tokenizers.video.losses import clip_mean
-from tessera.tokenizers.video.model import VideoTokenizer, num_frames
+from tessera.tokenizers.video.model import VideoTokenizer
 from tessera.tokenizers.video.stage import build_stage
 
 PREVIEW_SIDE = 96  # pixels that a frame of a preview has at least
@@ -151,23 +150,15 @@ def base_step(config: PhenakiConfig) -> Train:
     def make_nets() -> dict[str, nn.Module]:
         return masked_nets(config.text, config.base, model.quantizer.vocab_size, config.grid)
 
-    return Train(
-        name="base",
-        batch_size=config.base.batch_size,
-        steps=config.base.steps,
-        build=lambda: replace(build_masked(config.base, make_nets()), preview=partial(preview_base, config)),
-        serves=make_nets,
-        feed=feed,
-        needs={"tokenizer": "tokenizer"},
-        captioned=reads_captions(config.text),
-    )
+    preview = partial(preview_base, config)
+    return masked_step("base", config.base, config.text, make_nets, feed, preview, {"tokenizer": "tokenizer"})
 
 
 def preview_base(config: PhenakiConfig, raw: Nets, averaged: Nets, batch: TokenBatch, context: Context) -> Preview:
     """Two rows: what the tokenizer keeps of the fixed samples, and what the generator draws from their captions, as long."""
     tokenizer: Any = averaged["tokenizer"]
     assert batch.lengths is not None
-    present = torch.arange(batch.ids.shape[1], device=batch.ids.device) < batch.lengths[:, None]
+    present = plain_frames(batch.lengths, batch.ids.shape[1]).present
     ids, seeds = draw_preview(config.sample, averaged, batch, frames=present)
     rows = {"tokenizer": tokenizer.decode(batch.ids), "drawn": tokenizer.decode(ids.view_as(batch.ids))}
     lengths = [num_frames(length, config.tokenizer.model.time_stride) for length in batch.lengths.tolist()]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Protocol
+
 from pydantic import Field, model_validator
-from torch import nn
+from torch import Tensor, nn
 
 from tessera.config import Config, OptimConfig
 from tessera.contracts import Best, LossFunction, Stage, Turn
@@ -36,21 +40,55 @@ class ImageTokenizerStageConfig(Config):
 
     @model_validator(mode="after")
     def _some_loss(self) -> ImageTokenizerStageConfig:
-        if not (self.loss.l1 or self.loss.l2 or self.loss.perceptual or self.critic):
-            raise ValueError("loss.l1 and loss.l2 are 0, with no perceptual term and no critic: nothing would be learned")
+        refuse_nothing(self.loss, self.critic)
         return self
 
 
 def build_stage(config: ImageTokenizerStageConfig, channels: int, perceptual: nn.Module | None = None) -> Stage:
-    """Fresh nets from torch's current seed. Turn order matters: the critic judges what the tokenizer handed on."""
-    losses = ImageLosses(config.loss, config.critic)
-    nets: dict[str, nn.Module] = {"tokenizer": ImageTokenizer(config.model, channels)}
-    optim = {"tokenizer": config.optim}
+    """Fresh nets from torch's current seed."""
+    losses, tokenizer = ImageLosses(config.loss, config.critic), ImageTokenizer(config.model, channels)
+    critic = None if config.critic is None else Critic(config.critic, channels)
+    stage = autoencoder_stage(config, losses, tokenizer, critic, perceptual)
+    return replace(
+        stage, compiled=(Encoder, Decoder, Critic, VGG16Distance), sharded=(Encoder, Decoder), checkpointed=(ResidualBlock,)
+    )
+
+
+class Training(Protocol):
+    """What the stages of image and video tokenizers have in common, of their configs."""
+
+    @property
+    def critic(self) -> CriticConfig | None: ...
+    @property
+    def optim(self) -> OptimConfig: ...
+    @property
+    def critic_optim(self) -> OptimConfig: ...
+    @property
+    def ema_decay(self) -> float: ...
+
+
+class Turns(Protocol):
+    """And of their losses."""
+
+    @property
+    def tokenizer_turn(self) -> LossFunction: ...
+    @property
+    def critic_turn(self) -> LossFunction: ...
+    @property
+    def measure(self) -> LossFunction: ...
+    def digest(self, stats: Mapping[str, Tensor]) -> dict[str, float]: ...
+
+
+def autoencoder_stage(
+    config: Training, losses: Turns, tokenizer: nn.Module, critic: nn.Module | None, perceptual: nn.Module | None
+) -> Stage:
+    """Of pictures or clips. Turn order matters: the critic judges what the tokenizer handed on."""
+    nets, optim = {"tokenizer": tokenizer}, {"tokenizer": config.optim}
     turns = [Turn(name="tokenizer", trains=("tokenizer",), loss=losses.tokenizer_turn, max_grad_norm=config.optim.max_grad_norm)]
-    if config.critic is not None:
-        nets["critic"] = Critic(config.critic, channels)
-        optim["critic"] = config.critic_optim
-        turns.append(critic_turn_of(config.critic, losses.critic_turn, config.critic_optim))
+    if critic is not None and config.critic is not None:
+        nets["critic"], optim["critic"] = critic, config.critic_optim
+        limit, start = config.critic_optim.max_grad_norm, config.critic.first_step
+        turns.append(Turn(name="critic", trains=("critic",), loss=losses.critic_turn, max_grad_norm=limit, start=start))
     return Stage(
         nets=nets,
         frozen={} if perceptual is None else {"perceptual": perceptual},
@@ -62,12 +100,10 @@ def build_stage(config: ImageTokenizerStageConfig, channels: int, perceptual: nn
         measure=losses.measure,
         after=follow,
         digest=losses.digest,
-        compiled=(Encoder, Decoder, Critic, VGG16Distance),
-        sharded=(Encoder, Decoder),
-        checkpointed=(ResidualBlock,),
     )
 
 
-def critic_turn_of(critic: CriticConfig, loss: LossFunction, optim: OptimConfig) -> Turn:
-    """The opponent's turn, behind the tokenizer's."""
-    return Turn(name="critic", trains=("critic",), loss=loss, max_grad_norm=optim.max_grad_norm, start=critic.first_step)
+def refuse_nothing(loss: ImageLossConfig, critic: CriticConfig | None) -> None:
+    """Something must be learned."""
+    if not (loss.l1 or loss.l2 or loss.perceptual or critic):
+        raise ValueError("loss.l1 and loss.l2 are 0, with no perceptual term and no critic: nothing would be learned")

@@ -13,14 +13,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from tessera.batches import VideoBatch
+from tessera.batches import VideoBatch, num_latent
 from tessera.contracts import Context, Loss, Nets
 from tessera.nn.quantizers import code_use
 from tessera.nn.similarity import psnr, ssim
 from tessera.randomness import mix, uniform
 from tessera.tokenizers.image.losses import ImageLossConfig, ImageLosses, judged_sums, sum_of, summed, tokenizer_sums
 from tessera.tokenizers.video.critic import ClipCriticConfig, FrameCriticConfig, frames_of
-from tessera.tokenizers.video.model import VideoReconstruction, VideoTokenizer, held, num_latent
+from tessera.tokenizers.video.model import VideoReconstruction, VideoTokenizer, held
 
 SEEN = 1  # the stream of numbers that choose frames
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import torch
 from einops import rearrange
 from pydantic import Field
 from torch import Tensor
 
+from tessera.batches import num_frames, num_latent
 from tessera.nn.quantizers import Quantized
 from tessera.tokenizers.image.model import LatentTokenizer, check_size
 from tessera.tokenizers.video import conv, cvivit
@@ -17,18 +18,6 @@ from tessera.tokenizers.video.conv import CausalConvConfig, Memory
 from tessera.tokenizers.video.cvivit import CViViTConfig
 
 VideoTokenizerConfig = Annotated[CausalConvConfig | CViViTConfig, Field(discriminator="kind")]
-
-Count = TypeVar("Count", int, Tensor)
-
-
-def num_latent(frames: Count, time_stride: int) -> Count:
-    """Latent frames that a clip of so many frames reaches, 1 + ceil((L - 1) / s)."""
-    return 1 + (frames + time_stride - 2) // time_stride
-
-
-def num_frames(latents: Count, time_stride: int) -> Count:
-    """Frames of so many latent ones, 1 + s (k - 1)."""
-    return 1 + time_stride * (latents - 1)
 
 
 def held(frames: Tensor, lengths: Tensor) -> Tensor:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pydantic import Field, model_validator
 from torch import nn
 
 from tessera.config import Config, OptimConfig
-from tessera.contracts import Best, Stage, Turn
+from tessera.contracts import Stage
 from tessera.nn.attention import EncoderBlock
 from tessera.nn.conv import ResidualBlock
 from tessera.nn.perceptual import VGG16Distance
 from tessera.tokenizers.image.critic import Critic
-from tessera.tokenizers.image.losses import follow
-from tessera.tokenizers.image.stage import critic_turn_of
+from tessera.tokenizers.image.stage import autoencoder_stage, refuse_nothing
 from tessera.tokenizers.video import conv, cvivit
 from tessera.tokenizers.video.critic import VideoCriticConfig, build_critic
 from tessera.tokenizers.video.losses import VideoLossConfig, VideoLosses
@@ -41,33 +42,18 @@ class VideoTokenizerStageConfig(Config):
 
     @model_validator(mode="after")
     def _some_loss(self) -> VideoTokenizerStageConfig:
-        if not (self.loss.l1 or self.loss.l2 or self.loss.perceptual or self.critic):
-            raise ValueError("loss.l1 and loss.l2 are 0, with no perceptual term and no critic: nothing would be learned")
+        refuse_nothing(self.loss, self.critic)
         return self
 
 
 def build_stage(config: VideoTokenizerStageConfig, channels: int, perceptual: nn.Module | None = None) -> Stage:
-    """Fresh nets from torch's current seed. Turn order matters: the critic judges what the tokenizer handed on."""
-    losses = VideoLosses(config.loss, config.critic)
-    nets: dict[str, nn.Module] = {"tokenizer": VideoTokenizer(config.model, channels)}
-    optim = {"tokenizer": config.optim}
-    turns = [Turn(name="tokenizer", trains=("tokenizer",), loss=losses.tokenizer_turn, max_grad_norm=config.optim.max_grad_norm)]
-    if config.critic is not None:
-        nets["critic"] = build_critic(config.critic, channels)
-        optim["critic"] = config.critic_optim
-        turns.append(critic_turn_of(config.critic, losses.critic_turn, config.critic_optim))
-    return Stage(
-        nets=nets,
-        frozen={} if perceptual is None else {"perceptual": perceptual},
-        averaged=("tokenizer",),
-        ema_decay=config.ema_decay,
-        turns=turns,
-        optim=optim,
-        best=Best("psnr", higher_is_better=True),
-        measure=losses.measure,
-        after=follow,
-        digest=losses.digest,
-        compiled=(conv.Encoder, conv.Decoder, cvivit.Encoder, cvivit.Decoder, Critic, VGG16Distance),
-        sharded=(conv.Encoder, conv.Decoder, cvivit.Encoder, cvivit.Decoder),
+    """Fresh nets from torch's current seed."""
+    losses, tokenizer = VideoLosses(config.loss, config.critic), VideoTokenizer(config.model, channels)
+    critic = None if config.critic is None else build_critic(config.critic, channels)
+    halves = (conv.Encoder, conv.Decoder, cvivit.Encoder, cvivit.Decoder)
+    return replace(
+        autoencoder_stage(config, losses, tokenizer, critic, perceptual),
+        compiled=(*halves, Critic, VGG16Distance),
+        sharded=halves,
         checkpointed=(ResidualBlock, conv.TimeBlock, EncoderBlock, cvivit.WindowBlock),
     )
