@@ -88,7 +88,7 @@ def speed_up(net: nn.Module, stage: Stage, config: EngineConfig) -> None:
         if config.activation_checkpointing and isinstance(module, stage.checkpointed):
             module.forward = _recomputed(module.forward)
         if config.compile and isinstance(module, compiled):
-            module.compile(mode="reduce-overhead" if config.cuda_graphs else None)
+            module.compile(mode="reduce-overhead" if config.cuda_graphs else None, dynamic=True if stage.varied else None)
 
 
 def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:

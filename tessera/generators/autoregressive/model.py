@@ -98,7 +98,7 @@ class Level(nn.Module):
         self.join = linear(size * width, above)  # the way in: parts to the whole
 
     def forward(self, context: Tensor, parts: Tensor) -> Tensor:
-        """context ... a, parts ... n c -> ... n c; part i is not seen before i + 1."""
+        """context m a, parts m n c -> m n c; part i is not seen before i + 1."""
         earlier = torch.ones(self.size, self.size, dtype=parts.dtype, device=parts.device).tril(-1)
         seen = (parts[..., None, :, :] * earlier[:, :, None]).flatten(-2)
         known = self.context(context)[..., None, :] + self.before(seen)
@@ -151,7 +151,9 @@ class Autoregressive(nn.Module):
         parts = self.embed_parts(ids)
         context = self.outer(parts[0], text, lengths)
         for level, below in zip(self.levels, parts[1:], strict=True):
-            context = level(context, F.pad(below, (0, 0) * (below.ndim - 2) + (0, 1)))  # nothing of the group behind the last
+            below = F.pad(below, (0, 0) * (below.ndim - 2) + (0, 1))  # nothing of the group behind the last
+            found = level(context.flatten(0, -2), below.flatten(0, -3))  # one rank for all levels: they share compiled code
+            context = found.view(*below.shape)
         return self.logits(context).reshape(len(ids), ids.shape[1] + 1, ids.shape[2], -1)
 
     def embed_parts(self, ids: Tensor) -> list[Tensor]:

@@ -56,6 +56,7 @@ def build_stage(
         measure=losses.measure,
         digest=digest,
         compiled=(Block, Level, ByteEncoder),
+        varied=True,
         sharded=(Block,),
         checkpointed=(Block,),
     )

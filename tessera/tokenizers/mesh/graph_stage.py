@@ -42,6 +42,7 @@ def build_stage(config: GraphTokenizerStageConfig, bins: int) -> Stage:
         after=follow,
         digest=losses.digest,
         compiled=(Encoder, Decoder),
+        varied=True,
         sharded=(Encoder, Decoder),
         checkpointed=(GraphLayer, ConvBlock, EncoderBlock),
     )
