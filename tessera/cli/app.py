@@ -109,9 +109,7 @@ def sample(
         Path | None, typer.Option(metavar="FILE", help="A variation of this picture; a clip goes on from it, or from a clip.")
     ] = None,
     mask: Annotated[Path | None, typer.Option(metavar="FILE", help="With --image: draw anew only where this is white.")] = None,
-    sketch: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A clip, or a picture, of strokes to follow.")
-    ] = None,
+    sketch: Annotated[Path | None, typer.Option(metavar="FILE", help="A clip, or a picture, of strokes to follow.")] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where files go; default RUN/drawn/NNN, of an export ./drawn/NNN.")
     ] = None,
