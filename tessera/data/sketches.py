@@ -22,7 +22,8 @@ def sketch_at(path: str) -> str | None:
 def take_sketches(contents: Contents) -> dict[str, str]:
     """Takes them from among the samples: the stem of the clip that each belongs to -> the sketch."""
     found: dict[str, str] = {}
-    contents.unread = [path for path in contents.unread if path not in contents.videos or sketch_at(path) is None]
+    videos = {path for path in contents.videos if sketch_at(path) is not None}
+    contents.unread = [path for path in contents.unread if path not in videos]
     for paths in (contents.samples, contents.videos, contents.arrays):
         for path in paths:
             if (sketch := sketch_at(path)) is None:
@@ -37,8 +38,9 @@ def take_sketches(contents: Contents) -> dict[str, str]:
 def pair_sketches(contents: Contents, found: dict[str, str], *, read: bool) -> list[str]:
     """The sketch of every sample, empty where it has none."""
     sketches = [found.get(contents.stem(sample), "") for sample in contents.samples]
+    paired = set(sketches)
     for sketch in found.values():
-        if sketch not in sketches:
+        if sketch not in paired:
             contents.note("sketch without a clip", sketch)
         elif not read:
             contents.note("sketch of a clip, not read (data.sketch=files: it is)", sketch)

@@ -41,9 +41,10 @@ def traced(picture: Any) -> Any:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_strokes_are_those_of_the_rule(channels: int) -> None:
     rng = np.random.default_rng(0)
-    frames = rng.integers(0, 256, (3, 9, 12, channels), dtype=np.uint8)
+    frames = rng.integers(0, 256, (4, 9, 12, channels), dtype=np.uint8)
     frames[1] = frames[1] // 6  # few are strong enough
-    frames[2] = frames[2, :, :1] // 2  # rows alike: ties
+    frames[2] = frames[2, :, :1] // 2  # rows alike: ties of strength
+    frames[3] = frames[3] // 128 * 255  # ties of direction
     drawn = edges(frames)
     assert (drawn.shape, drawn.dtype, set(np.unique(drawn))) == (frames.shape, np.uint8, {0, 255})
     for picture, sketch in zip(frames, drawn, strict=True):
