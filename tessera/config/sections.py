@@ -83,6 +83,9 @@ class VideoDataConfig(ImageDataConfig):
     image_share: float | None = Field(None, ge=0, lt=1)
     """Share of the samples that are single pictures: picture files of the folder where it has any, else frames of clips.
     null: picture files are samples like any other."""
+    sketch: Literal["none", "edges", "files"] = "none"
+    """What a generator that draws from sketches learns from: nothing, the outlines of the clips themselves, or files beside them:
+    NAME.sketch.gif of the clip NAME, or segmentation maps."""
 
     @model_validator(mode="after")
     def _frames(self) -> VideoDataConfig:

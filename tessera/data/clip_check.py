@@ -12,18 +12,20 @@ import numpy as np
 from tessera.config import VideoDataConfig
 from tessera.data.captions import names_side
 from tessera.data.clip_sources import UNREADABLE, StoredClips, num_axes
-from tessera.data.clip_survey import SeenClip, survey_clips
+from tessera.data.clip_survey import SeenClip, survey_clips, survey_sketches
 from tessera.data.duplicates import near_sequences
 from tessera.data.folders import Contents, Reject
 from tessera.data.frame_folders import numbered_folders
 from tessera.data.report import NUM_SHOWN, Report, Tally, counts, equal_groups, histogram, shortened
+from tessera.data.sketches import sketch_at
 from tessera.data.sources import split_indices
-from tessera.media.clip_facts import ClipFacts
+from tessera.media.clip_facts import ClipFacts, UnreadableClip
 from tessera.media.clips import read_facts
 from tessera.media.framing import room_from
 
 _NUM_SIZES = 10
 _NUM_LOOKED_AT = 64  # files that may be animated, to tell what a folder holds
+_SHAPE_SLACK = 0.02  # width to height of a sketch that is smaller or larger than its clip
 _LIMITS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)  # of the lengths histogram
 
 
@@ -89,6 +91,12 @@ class ClipReport(Report):
     """Frames a second -> number of clips: the ten most frequent, and `other`."""
     odd: tuple[Reject, ...]
     """What is strange about clips that are used: cut short, nothing moves, uneven times."""
+    num_sketches: int
+    """Clips that have a sketch beside them, readable or not; data.sketch=files learns from it."""
+    num_first_sketches: int
+    """Those whose sketch is a picture: of the first frame alone."""
+    odd_sketches: tuple[Reject, ...]
+    """Sketches that cannot be read, or that are shorter, longer or of another shape than their clips."""
     files: tuple[ClipEntry, ...]
 
     def facts(self) -> Iterator[str]:
@@ -103,6 +111,8 @@ class ClipReport(Report):
         yield f"  formats  {counts(self.formats)}; codecs {counts(self.codecs)}"
         if self.num_stills or self.num_alpha:
             yield f"  pictures {self.num_stills:,} of one frame; with transparency {self.num_alpha:,}"
+        if self.num_sketches:
+            yield f"  sketches of {self.num_sketches:,} clips; of the first frame alone {self.num_first_sketches:,}"
 
     def remarks(self) -> Iterator[str]:
         if self.num_short:
@@ -110,6 +120,7 @@ class ClipReport(Report):
         if self.num_naming_sides:
             yield f"  captions of {self.num_naming_sides:,} clips say left or right; data.flip=true leaves these as they are"
         yield from shortened([f"  odd      {each.path}: {each.reason}" for each in self.odd], NUM_SHOWN)
+        yield from shortened([f"  sketch   {each.path}: {each.reason}" for each in self.odd_sketches], NUM_SHOWN)
 
 
 def check_clips(
@@ -152,9 +163,33 @@ def check_clips(
         codecs=histogram(each.codec for each in facts),
         **_lengths(moving),
         odd=tuple(Reject(source.name(index), reason) for index, each in seen.items() for reason in each.odd),
+        **_sketches(source, seen),
         files=tuple(files),
         **tally.fields(rejects, ()),
     )
+
+
+def _sketches(source: StoredClips, seen: Mapping[int, SeenClip]) -> dict[str, Any]:
+    found = {index: sketch for index, sketch in enumerate(survey_sketches(source)) if sketch is not None}
+    odd = [Reject(source.name(index), reason) for index, sketch in found.items() for reason in _odd(sketch, seen.get(index))]
+    return {
+        "num_sketches": len(found),
+        "num_first_sketches": sum(isinstance(sketch, ClipFacts) and sketch.num_frames == 1 for sketch in found.values()),
+        "odd_sketches": tuple(odd),
+    }
+
+
+def _odd(sketch: ClipFacts | UnreadableClip, clip: SeenClip | None) -> Iterator[str]:
+    if isinstance(sketch, UnreadableClip):
+        yield f"its sketch cannot be read, so data.sketch=files leaves the clip out: {sketch}"
+    elif clip is not None:
+        facts = clip.facts
+        if sketch.num_frames not in (1, facts.num_frames):
+            rest = "those behind have none" if sketch.num_frames < facts.num_frames else "the others are not read"
+            yield f"its sketch has {sketch.num_frames:,} frames for {facts.num_frames:,}; {rest}"
+        if abs(sketch.width * facts.height / (sketch.height * facts.width) - 1) > _SHAPE_SLACK:
+            sizes = f"{sketch.width} x {sketch.height} for {facts.width} x {facts.height}"
+            yield f"its sketch is of another shape, so it is cut at other places: {sizes}"
 
 
 def _lengths(moving: Sequence[ClipEntry]) -> dict[str, Any]:
@@ -193,8 +228,9 @@ def mostly_clips(contents: Contents) -> bool:
     if not contents.samples and not contents.videos:
         return not contents.shards and any(num_axes(contents.root / file) == 5 for file in contents.arrays)
     folders = {folder.path for folder in numbered_folders(contents) if folder.told}
-    loose = [path for path in contents.samples if posixpath.dirname(path) not in folders]
-    in_folders = len(contents.samples) - len(loose)
+    samples = [path for path in contents.samples if sketch_at(path) is None]
+    loose = [path for path in samples if posixpath.dirname(path) not in folders]
+    in_folders = len(samples) - len(loose)
     may_move = [path for path in loose if path.lower().endswith((".gif", ".webp", ".png"))]
     step = max(1, len(may_move) // _NUM_LOOKED_AT)
     looked_at = may_move[::step]

@@ -10,11 +10,11 @@ import hashlib
 import math
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +25,11 @@ from tessera.data.captions import pair_captions
 from tessera.data.folders import Contents, holds_nothing, list_folder
 from tessera.data.frame_folders import frame_folders
 from tessera.data.kinds import CLIPS, IMAGES
+from tessera.data.sketches import no_sketches, pair_sketches, take_sketches
 from tessera.data.sources import DatasetSource, Reading, Source, Stored, StringTable, entry, index_of
 from tessera.data.unread import note_beside_clips
 from tessera.media.clip_facts import PAUSE, AvMissing, ClipFacts, Look, UnreadableClip
-from tessera.media.clips import Clip, Frames, Inspection, Pick, inspect_clip, read_clip, read_facts
+from tessera.media.clips import VIDEO_SUFFIXES, Clip, Frames, Inspection, Pick, inspect_clip, read_clip, read_facts
 from tessera.media.framing import side_of
 from tessera.media.images import WHITE, Channels, Colour, Pixels, with_channels
 
@@ -55,6 +56,15 @@ class StoredClip(Protocol):
 
     def digest(self) -> bytes:
         """A hash of what is stored."""
+
+
+@runtime_checkable
+class Sketched(Protocol):
+    """A source whose clips may have sketches."""
+
+    def sketch(self, index: int) -> StoredClip | None:
+        """Frame k of it belongs to frame k of the clip, however fast either is shown; it may be shorter. Raises
+        `UnreadableClip`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +154,10 @@ class StoredClips(Stored):
     def read(self, index: int) -> StoredClip:
         """The clip, from which frames can be read; raises `UnreadableClip`."""
 
+    def sketch(self, index: int) -> StoredClip | None:
+        """That of the clip, as `Sketched` has it; stacks have none."""
+        return None
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ClipFolder(StoredClips):
@@ -151,6 +165,7 @@ class ClipFolder(StoredClips):
 
     layout = "folder"
     _paths: StringTable
+    _sketches: StringTable  # one a clip, empty where it has none
 
     @classmethod
     def open(cls, path: Path | str, config: VideoDataConfig) -> Self:
@@ -160,13 +175,15 @@ class ClipFolder(StoredClips):
     @classmethod
     def of(cls, contents: Contents, reading: Reading) -> Self:
         """Of a folder that was listed."""
+        sketches = take_sketches(contents)
         frames = frame_folders(contents, split_folders=reading.split_folders, class_folders=reading.class_folders)
         contents.take_clips(frames, [file for file in contents.arrays if _is_clip(contents, file)])
         if not contents.samples:
             raise holds_nothing(contents)
-        _require_av(contents)
+        _require_av(contents, list(sketches.values()) if reading.sketches else [])
         pair_captions(contents, split_folders=reading.split_folders, class_folders=reading.class_folders)
         note_beside_clips(contents)
+        paired = pair_sketches(contents, sketches, read=reading.sketches)
         index = index_of(contents, reading.group_by)  # before the notes: it adds to them
         return cls(
             root=contents.root,
@@ -175,6 +192,7 @@ class ClipFolder(StoredClips):
             reading=reading,
             index=index,
             _paths=StringTable(contents.samples),
+            _sketches=StringTable(paired),
         )
 
     def path(self, index: int) -> Path:
@@ -182,19 +200,30 @@ class ClipFolder(StoredClips):
         return self.root / self._paths[index]
 
     def files(self) -> Iterator[Path]:
-        return (file for index in range(len(self)) for file in files_of(self.path(index)))
+        for index in range(len(self)):
+            yield from files_of(self.path(index))
+            if self.reading.sketches and self._sketches[index]:
+                yield from files_of(self.root / self._sketches[index])
 
     def name(self, index: int) -> str:
         return self._paths[index]
 
     def read(self, index: int) -> StoredClip:
-        path = self.path(index)
+        return self._stored(self.path(index))
+
+    def sketch(self, index: int) -> StoredClip | None:
+        return self._stored(self.root / self._sketches[index]) if self._sketches[index] else None
+
+    def _stored(self, path: Path) -> StoredClip:
         if path.suffix.lower() != ".npy" or path.is_dir():
             return ClipFile(path, self.look)
         try:
-            return ClipArray(str(path), map_array(path), self.look)
+            frames = map_array(path)
         except (OSError, ValueError) as error:
             raise UnreadableClip(path, f"damaged: {error}") from error
+        if not is_clip_array(frames):  # a sketch, or a file that was replaced
+            raise UnreadableClip(path, f"{frames.dtype} shaped {frames.shape}; expected uint8, t x h x w x 1, 3 or 4")
+        return ClipArray(str(path), frames, self.look)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -205,6 +234,10 @@ class ClipStacks(Stacked, StoredClips):
     def of(cls, contents: Contents, reading: Reading) -> Self:
         """Of a folder that was listed."""
         contents.kind = CLIPS
+        for sketch in take_sketches(contents).values():
+            contents.note("sketch beside a stack of clips, not read; stacks have none: write clips and sketches as files", sketch)
+        if reading.sketches:
+            raise no_sketches(str(contents.root))
         return super().of(contents, reading)
 
     def read(self, index: int) -> StoredClip:
@@ -252,6 +285,7 @@ def reading_of(config: VideoDataConfig) -> Reading:
         group_by=config.group_by,
         split_folders=config.split == "auto",
         class_folders=config.class_folders,
+        sketches=config.sketch == "files",
     )
 
 
@@ -284,11 +318,11 @@ def _is_clip(contents: Contents, file: str) -> bool:
     return True
 
 
-def _require_av(contents: Contents) -> None:
+def _require_av(contents: Contents, sketches: Sequence[str]) -> None:
     """Before anything is read: without PyAV every video would be a reject."""
-    if contents.videos:
+    for path in [*contents.videos, *(each for each in sketches if each.lower().endswith(VIDEO_SUFFIXES))][:1]:
         try:
-            read_facts(contents.root / contents.videos[0])
+            read_facts(contents.root / path)
         except AvMissing as error:
             raise UserError(str(error)) from None
         except (UnreadableClip, OSError):
@@ -300,8 +334,8 @@ def _require_av(contents: Contents) -> None:
 
 def as_clip_source(dataset: Any, *, channels: Channels = 3, background: Colour = WHITE) -> Source:
     """A `Source` of `StoredClip`s as it is, or any object with `__len__` and `__getitem__` whose items have `key`, `clip` (a
-    uint8 array t h w c, or a `Clip`), `caption` and perhaps `group`, as attributes or as entries of a mapping; read through once,
-    here."""
+    uint8 array t h w c, or a `Clip`), `caption` and perhaps `group` and `sketch` (as `clip`), as attributes or as entries of a
+    mapping; read through once, here."""
     source = dataset if isinstance(dataset, Source) else ClipDataset(dataset, channels=channels, background=background)
     if not len(source):
         raise UserError(f"the dataset ({type(dataset).__name__}) has no samples; expected one or more")
@@ -316,16 +350,26 @@ class ClipDataset(DatasetSource):
         super().__init__(dataset)
 
     def content(self, item: Any, index: int) -> StoredClip:
-        """Its clip."""
-        clip = entry(item, "clip")
+        """Its clip; its sketch is looked at, too."""
+        if entry(item, "sketch") is not None:
+            self._clip(item, index, "sketch")
+        return self._clip(item, index, "clip")
+
+    def sketch(self, index: int) -> StoredClip | None:
+        """As `Sketched` has it."""
+        item = self._dataset[index]
+        return None if entry(item, "sketch") is None else self._clip(item, index, "sketch")
+
+    def _clip(self, item: Any, index: int, name: str) -> StoredClip:
+        clip = entry(item, name)
         frames, fps = (clip.frames, clip.fps) if isinstance(clip, Clip) else (clip, 1 / PAUSE)
         if not isinstance(fps, (int, float)) or not 0 < fps < math.inf:
-            raise UserError(f"sample {index} of the dataset has a clip of {fps!r} frames a second; expected a number above 0")
+            raise UserError(f"sample {index} of the dataset has a {name} of {fps!r} frames a second; expected a number above 0")
         if not isinstance(frames, np.ndarray) or not is_clip_array(frames):
             shape = getattr(frames, "shape", None)
             found = type(frames).__name__ + (f" of {frames.dtype} shaped {tuple(shape)}" if shape is not None else "")
             raise UserError(
-                f"sample {index} of the dataset has a clip that is a {found}; expected key, clip and caption, where clip is a "
-                "uint8 array of frames x height x width x 1, 3 or 4, or a Clip of such frames with its frames a second"
+                f"sample {index} of the dataset has a {name} that is a {found}; expected key, clip and caption, where {name} is "
+                "a uint8 array of frames x height x width x 1, 3 or 4, or a Clip of such frames with its frames a second"
             )
         return ClipArray(str(entry(item, "key")), frames, self._look, fps)

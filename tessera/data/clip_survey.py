@@ -34,12 +34,23 @@ class SeenClip:
 
 def survey_clips(source: StoredClips) -> Iterator[SeenClip | UnreadableClip]:
     """In the source's order; an error in the place of a clip that cannot be decoded to its end."""
-    return _each(source, _examine)
+    return _each(source, lambda index: _examine(source.read(index)))
+
+
+def survey_sketches(source: StoredClips) -> Iterator[ClipFacts | UnreadableClip | None]:
+    """Of every clip what its sketch is, decoded to its end; None where it has none."""
+
+    def look(index: int) -> ClipFacts | None:
+        sketch = source.sketch(index)
+        return None if sketch is None else sketch.inspect(lambda place, picture: None).facts
+
+    return _each(source, look)
 
 
 def near_clips(source: StoredClips) -> list[list[int]]:
     """The samples that look almost the same, in groups. Decodes three frames of each."""
-    prints = {index: found for index, found in enumerate(_each(source, _prints)) if not isinstance(found, UnreadableClip)}
+    every = _each(source, lambda index: _prints(source.read(index)))
+    prints = {index: found for index, found in enumerate(every) if not isinstance(found, UnreadableClip)}
     places = list(prints)
     return [[places[member] for member in group] for group in near_sequences(list(prints.values()))]
 
@@ -64,10 +75,10 @@ def _three(facts: ClipFacts) -> list[int]:
     return [0, (facts.num_frames - 1) // 2, facts.num_frames - 1]
 
 
-def _each(source: StoredClips, look: Callable[[StoredClip], T]) -> Iterator[T | UnreadableClip]:
+def _each(source: StoredClips, look: Callable[[int], T]) -> Iterator[T | UnreadableClip]:
     def tried(index: int) -> T | UnreadableClip:
         try:
-            return look(source.read(index))
+            return look(index)
         except UnreadableClip as error:
             return error
         except AvMissing as error:  # a video under another name

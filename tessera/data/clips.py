@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import Dataset
 
 from tessera.batches import VideoBatch
-from tessera.config import VideoDataConfig
-from tessera.data.clip_sources import UNREADABLE, StoredClip
+from tessera.config import UserError, VideoDataConfig
+from tessera.data.clip_sources import UNREADABLE, Sketched, StoredClip
 from tessera.data.draws import drawn_caption, mirrors, view_draws
 from tessera.data.loader import Feed, SampleLoader, frame
 from tessera.data.mixing import MixedSamples
@@ -22,6 +22,7 @@ from tessera.data.picking import pick_frames, single_frame
 from tessera.data.prepare import Viewed
 from tessera.data.sources import Source, captions_of, split_indices
 from tessera.media.clips import ClipFacts, Frames
+from tessera.media.edges import edges
 from tessera.media.framing import filled, letterbox
 
 # --- one clip
@@ -140,29 +141,59 @@ class ClipLoader(SampleLoader[ClipItem, VideoBatch]):
 
 class ClipViews(Dataset[Viewed]):
     """Sample -> its views: the first is the middle of clip and frames (or the beginning), as in validation; the others are drawn
-    by seed, view and key."""
+    by seed, view and key. Sketches are seen as their clips are."""
 
     def __init__(self, source: Source, config: VideoDataConfig, views: int, seed: int) -> None:
+        if config.sketch == "files" and not isinstance(source, Sketched):
+            raise UserError(f"data.sketch=files, and a {type(source).__name__} has no sketches; expected a method sketch(index)")
         self.source, self.config, self.views, self.seed = source, config, views, seed
 
     def __getitem__(self, index: int) -> Viewed:
         """Windows that share many frames are read at once."""
-        key, captions = self.source.key(index), captions_of(self.source, index)
+        key = self.source.key(index)
+        draws = view_draws(key, self.views, self.seed)
         try:
-            cut = list(self._views(self.source.read(index), captions, view_draws(key, self.views, self.seed)))
+            clip = self.source.read(index)
+            facts = clip.facts()
+            picks = [pick_frames(facts, self.config, draw) for draw in draws]
+            cut = list(self._views(clip, index, picks, draws))
+            sketches = self._sketches(index, picks, draws, cut)
         except UNREADABLE as error:
-            blank = np.stack([filled(_blank(self.config), self.config.frames)] * self.views)
-            return Viewed(key, blank, _fault(key, error), np.ones(self.views, np.int64))
-        pictures = np.stack([filled(frames, self.config.frames) for frames in cut])
-        return Viewed(key, pictures, "", np.array([len(frames) for frames in cut], np.int64))
+            nothing = [_blank(self.config)] * self.views
+            return self._viewed(key, nothing, None if self.config.sketch == "none" else nothing, _fault(key, error))
+        return self._viewed(key, cut, sketches)
 
-    def _views(self, clip: StoredClip, captions: Sequence[str], draws: Sequence[int | None]) -> Iterator[Frames]:
-        facts = clip.facts()
-        picks = [pick_frames(facts, self.config, draw) for draw in draws]
+    def _viewed(self, key: str, cut: Sequence[Frames], sketches: Sequence[Frames] | None, fault: str = "") -> Viewed:
+        pictures = np.stack([filled(frames if len(frames) else _blank(self.config), self.config.frames) for frames in cut])
+        sketch = None if sketches is None else self._viewed(key, sketches, None)
+        return Viewed(key, pictures, fault, np.array([len(frames) for frames in cut], np.int64), sketch)
+
+    def _sketches(
+        self, index: int, picks: Sequence[list[int]], draws: Sequence[int | None], cut: Sequence[Frames]
+    ) -> list[Frames] | None:
+        """Of each view the first frames, as many as the sketch has."""
+        if self.config.sketch == "none":
+            return None
+        if self.config.sketch == "edges":
+            return [edges(frames) for frames in cut]
+        assert isinstance(self.source, Sketched)
+        sketch = self.source.sketch(index)
+        if sketch is None:
+            return [_blank(self.config)[:0]] * self.views
+        count = sketch.facts().num_frames
+        return list(self._views(sketch, index, [[place for place in picked if place < count] for picked in picks], draws))
+
+    def _views(
+        self, clip: StoredClip, index: int, picks: Sequence[list[int]], draws: Sequence[int | None]
+    ) -> Iterator[Frames]:  # fmt: skip
+        captions = captions_of(self.source, index)
         every = sorted(set(itertools.chain.from_iterable(picks)))
-        together = _exactly(clip, every) if len(every) <= 2 * self.config.frames else None  # bounded memory
+        together = _exactly(clip, every) if 0 < len(every) <= 2 * self.config.frames else None  # bounded memory
         for picked, draw in zip(picks, draws, strict=True):
             used = sorted(set(picked))
+            if not used:
+                yield _blank(self.config)[:0]
+                continue
             stored = _exactly(clip, used) if together is None else together[np.searchsorted(every, used)]
             yield framed(stored, self.config, captions, draw)[np.searchsorted(used, picked)]
 

@@ -3,6 +3,8 @@
     RUN/cache/tokens-64-1f2e3d4c5b6a/
       00000.npy  00001.npy ...     samples x views x grid, in the smallest integer type that holds the vocabulary
       00000.lengths.npy ...        of clips: samples x views, how many steps of the grid's first axis belong to each
+      00000.sketch.npy ...         with sketches: their ids, as those of the clips
+      00000.sketch.lengths.npy ... and how many steps of them are there; 0 where a clip has no sketch
       00000.json ...               what could not be read: sample -> reason
       manifest.json                written last: a cache without one is not finished, and is gone on with
 
@@ -27,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from tessera.batches import from_uint8, num_latent
+from tessera.batches import from_uint8, num_latent, num_whole
 from tessera.config import ImageDataConfig, UserError, VideoDataConfig
 from tessera.data.captions import names_side
 from tessera.data.draws import view_draws
@@ -53,13 +55,20 @@ class TokenPlan:
     resolution: int
     views: int
     time_stride: int = 0  # of clips: frames a step of the grid's first axis, the first one of a single frame; 0: pictures
+    sketch: str = "none"  # of clips: where their sketches come from
 
     @classmethod
     def of(cls, config: ImageDataConfig, tokenizer: str, vocab_size: int, resolution: int, time_stride: int = 0) -> TokenPlan:
         """Without random crops, mirror images and windows of clips all views of a sample would be the same one."""
         windows = isinstance(config, VideoDataConfig) and config.start == "random"
         varied = config.crop == "random" or bool(config.flip) or windows
-        return cls(tokenizer, vocab_size, resolution, config.views if varied else 1, time_stride)
+        sketch = config.sketch if isinstance(config, VideoDataConfig) else "none"
+        return cls(tokenizer, vocab_size, resolution, config.views if varied else 1, time_stride, sketch)
+
+    @property
+    def sketched(self) -> bool:
+        """Whether there are sketches."""
+        return self.sketch != "none"
 
     @property
     def dtype(self) -> type[np.unsignedinteger[Any]]:
@@ -75,6 +84,7 @@ def cache_folder(feed: Feed, plan: TokenPlan) -> Path:
         stamp(feed.source, sided=plan.views > 1 and data.flip is True),
         *((data.crop, data.zoom, data.flip, feed.seed) if plan.views > 1 else ()),
         *((plan.time_stride, data.frames, data.fps, data.stride, data.start, data.fit) if plan.time_stride else ()),
+        *((plan.sketch,) if plan.sketched else ()),
     ]  # fmt: skip
     return feed.caches / f"tokens-{plan.resolution}-{mix_text(json.dumps(facts)):016x}"
 
@@ -143,7 +153,8 @@ class Viewed:
     key: str
     pictures: npt.NDArray[np.uint8]  # views h w c; of a clip views t h w c
     fault: str
-    lengths: npt.NDArray[np.int64] | None = None  # of a clip: views, the frames that belong to each
+    lengths: npt.NDArray[np.int64] | None = None  # of a clip: views, the frames that belong to each; of a sketch, that are there
+    sketch: Viewed | None = None  # of a clip: the same views of its sketch
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,23 +164,28 @@ class Encoded:
     ids: Ids  # n views ...
     lengths: npt.NDArray[np.int64]  # n views, frames; without clips 0
     faults: dict[str, str]  # what could not be read: key -> reason
+    sketch: Encoded | None = None
 
     @classmethod
-    def of(cls, ids: Ids, viewed: Sequence[Viewed]) -> Encoded:
-        """Of ids n * views ..."""
-        num_views = len(viewed[0].pictures)
+    def of(cls, viewed: Sequence[Viewed], encode: Callable[[npt.NDArray[np.uint8]], Ids]) -> Encoded:
+        """`encode` takes n * views pictures or clips."""
+        ids, num_views = encode(np.concatenate([item.pictures for item in viewed])), len(viewed[0].pictures)
         none = np.zeros(num_views, np.int64)
+        sketches = [item.sketch for item in viewed if item.sketch is not None]
         return cls(
             ids.reshape(len(viewed), num_views, *ids.shape[1:]),
             np.stack([none if item.lengths is None else item.lengths for item in viewed]),
             {item.key: item.fault for item in viewed if item.fault},
+            cls.of(sketches, encode) if sketches else None,
         )
 
     @classmethod
     def joined(cls, parts: Sequence[Encoded]) -> Encoded:
         """All, one after the other."""
         faults = {key: fault for part in parts for key, fault in part.faults.items()}
-        return cls(np.concatenate([part.ids for part in parts]), np.concatenate([part.lengths for part in parts]), faults)
+        ids, lengths = np.concatenate([part.ids for part in parts]), np.concatenate([part.lengths for part in parts])
+        sketches = [part.sketch for part in parts if part.sketch is not None]
+        return cls(ids, lengths, faults, cls.joined(sketches) if sketches else None)
 
 
 def lengths_path(folder: Path, shard: int) -> Path:
@@ -177,9 +193,15 @@ def lengths_path(folder: Path, shard: int) -> Path:
     return folder / f"{shard:05d}.lengths.npy"
 
 
+def sketch_paths(folder: Path, shard: int) -> tuple[Path, Path]:
+    """The ids of the sketches of one shard, and how far these reach."""
+    return folder / f"{shard:05d}.sketch.npy", folder / f"{shard:05d}.sketch.lengths.npy"
+
+
 def shard_files(folder: Path, shard: int, plan: TokenPlan) -> list[Path]:
     """All arrays of one shard."""
-    return [shard_path(folder, shard), *([lengths_path(folder, shard)] if plan.time_stride else [])]
+    lengths = [lengths_path(folder, shard)] if plan.time_stride else []
+    return [shard_path(folder, shard), *lengths, *(sketch_paths(folder, shard) if plan.sketched else ())]
 
 
 def encode_shards(
@@ -196,11 +218,14 @@ def encode_shards(
     order = [list(samples) for _, samples in batches]
     stream = iter(make_dataloader(views, order, list, feed.config, feed.device))
     made: list[Encoded] = []
+
+    def ids_of(pictures: npt.NDArray[np.uint8]) -> Ids:
+        return encode(from_uint8(torch.from_numpy(pictures).to(feed.device).movedim(-1, 1))).cpu().numpy()
+
     try:
         for (shard, samples), viewed in zip(batches, stream, strict=True):
             feed.check()
-            pictures = torch.from_numpy(np.concatenate([item.pictures for item in viewed])).to(feed.device)
-            made.append(Encoded.of(encode(from_uint8(pictures.movedim(-1, 1))).cpu().numpy(), viewed))
+            made.append(Encoded.of(viewed, ids_of))
             if samples.stop == shard_samples(shard, len(feed.source)).stop:
                 yield shard, Encoded.joined(made)
                 made = []
@@ -239,7 +264,19 @@ def write_shard(folder: Path, shard: int, made: Encoded, plan: TokenPlan) -> Non
     write_json(path.with_suffix(".json"), made.faults)
     if plan.time_stride:
         write_array(lengths_path(folder, shard), num_latent(made.lengths, plan.time_stride).astype(np.uint16))
+    if made.sketch is not None:
+        ids, lengths = sketch_paths(folder, shard)
+        write_array(lengths, sketched_steps(made.sketch.lengths, made.lengths, plan.time_stride).astype(np.uint16))
+        write_array(ids, made.sketch.ids.astype(plan.dtype))
     write_array(path, made.ids.astype(plan.dtype))
+
+
+def sketched_steps(
+    there: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], time_stride: int
+) -> npt.NDArray[np.int64]:  # fmt: skip
+    """Steps of sketches of so many frames, of clips of so many. One that is not there as a whole is not there: its ids would tell
+    of frames that nobody drew."""
+    return np.where(there < lengths, num_whole(there, time_stride), num_latent(lengths, time_stride))
 
 
 def write_array(path: Path, array: Ids) -> None:
@@ -262,6 +299,7 @@ def finish(folder: Path, plan: TokenPlan, num_samples: int) -> dict[str, str]:
         "format": FORMAT, "tokenizer": plan.tokenizer, "vocab_size": plan.vocab_size, "resolution": plan.resolution,
         "views": plan.views, "num_samples": num_samples, "grid": grid, "faults": faults,
         **({"time_stride": plan.time_stride} if plan.time_stride else {}),
+        **({"sketch": plan.sketch} if plan.sketched else {}),
     }  # fmt: skip
     temporary = folder / f"manifest.tmp-{os.getpid()}"
     write_json(temporary, facts)
@@ -282,7 +320,7 @@ class TokenCache:
             facts = json.loads((folder / "manifest.json").read_text(encoding="utf8"))
             self.num_samples, self.views, self.grid = int(facts["num_samples"]), int(facts["views"]), tuple(facts["grid"])
             self.faults: dict[str, str] = dict(facts["faults"])
-            self.time_stride = int(facts.get("time_stride", 0))
+            self.time_stride, self.sketched = int(facts.get("time_stride", 0)), "sketch" in facts
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{folder} is no finished token cache ({error}); delete it, and it is made anew") from None
         self._shards: dict[Path, Ids] = {}
@@ -291,6 +329,10 @@ class TokenCache:
             expect(shard_path(folder, shard), wanted)
             if self.time_stride:
                 expect(lengths_path(folder, shard), wanted[:2])
+            if self.sketched:
+                ids, lengths = sketch_paths(folder, shard)
+                expect(ids, wanted)
+                expect(lengths, wanted[:2])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_shards": {}}
@@ -306,6 +348,14 @@ class TokenCache:
             return None
         shard, row = divmod(index, SHARD_SAMPLES)
         return int(self._mapped(lengths_path(self.folder, shard))[row, view])
+
+    def sketch(self, index: int, view: int) -> tuple[Ids, int] | None:
+        """The ids of the clip's sketch, and how many steps of them are there; None where the cache has no sketches."""
+        if not self.sketched:
+            return None
+        shard, row = divmod(index, SHARD_SAMPLES)
+        ids, lengths = (self._mapped(path)[row, view] for path in sketch_paths(self.folder, shard))
+        return np.asarray(ids), int(lengths)
 
     def _mapped(self, path: Path) -> Ids:
         if path not in self._shards:

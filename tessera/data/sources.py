@@ -130,6 +130,8 @@ class Reading:
     """A column of the metadata: samples that share its value fall on one side of every split."""
     split_folders: bool = True
     class_folders: bool = True
+    sketches: bool = False
+    """Of clips: sketches beside them are read."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -30,6 +30,7 @@ class TokenItem:
     ids: Ids
     low: Ids | None
     length: int | None = None  # of a clip: how many steps of the first axis belong to it
+    sketch: tuple[Ids, int] | None = None  # of a clip: the ids of its sketch, and how many steps of them are there
     readable: bool = True
     fault: str = ""
 
@@ -51,7 +52,8 @@ class CachedTokens(MixedSamples[TokenItem]):
         caption = drawn_caption(captions_of(self.source, index), draw)
         low = None if self.low is None else self.low.ids(index, view)
         ids, length = self.cache.ids(index, view), 1 if self.single(position, draw) else self.cache.length(index, view)
-        return TokenItem(self.source.key(index), caption, position, ids, low, length)
+        sketch = self.cache.sketch(index, view)
+        return TokenItem(self.source.key(index), caption, position, ids, low, length, sketch)
 
 
 class TokenLoader(SampleLoader[TokenItem, TokenBatch]):
@@ -82,6 +84,7 @@ def collate_tokens(items: Sequence[TokenItem], read_text: ReadText) -> TokenBatc
     keys, captions = tuple(item.key for item in items), tuple(item.caption for item in items)
     low = None if items[0].low is None else stack([item.low for item in items if item.low is not None])
     lengths = [item.length for item in items if item.length is not None]
+    sketches = [(item.sketch[0], min(item.sketch[1], item.length or 0)) for item in items if item.sketch is not None]
     return TokenBatch(
         ids=stack([item.ids for item in items]),
         text=read_text(captions, keys),
@@ -91,6 +94,8 @@ def collate_tokens(items: Sequence[TokenItem], read_text: ReadText) -> TokenBatc
         captions=captions,
         low=low,
         lengths=torch.tensor(lengths) if lengths else None,
+        sketch=stack([ids for ids, _ in sketches]) if sketches else None,
+        sketch_lengths=torch.tensor([length for _, length in sketches]) if sketches else None,
     )
 
 

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from tessera.batches import from_uint8, num_frames, num_latent, to_uint8
+from tessera.batches import from_uint8, num_frames, num_latent, num_whole, to_uint8
 from tessera.config import UserError, VideoDataConfig
 from tessera.media.clip_facts import DEFAULT_FPS, Look
 from tessera.media.clips import AvMissing, Clip, ClipFacts, Frames, UnreadableClip, read_clip
@@ -66,6 +66,16 @@ def given_frames(
     for at, pixels in known.items():
         frames[at], given[at] = torch.from_numpy(pixels.copy()), True
     return batch_of(frames.numpy()[None], device), given.to(device)
+
+
+@torch.no_grad()
+def sketch_ids(request: Request, data: VideoDataConfig, tokenizer: Any, device: torch.device) -> tuple[Tensor, int]:
+    """A request's sketch, taken and cut as clips are and never traced: 1 k h w ids on the device, and how many of its latent
+    frames are there. Of one that is shorter than the clip these are the ones that it has all frames of."""
+    total, stride = asked_frames(request, data), tokenizer.time_stride
+    frames = prepare(request.sketch, data, most=total).frames
+    there = num_whole(len(frames), stride) if len(frames) < total else num_latent(total, stride)
+    return encode_clips(tokenizer, [frames], device).to(device), there
 
 
 def counted(frames: int) -> str:

@@ -93,8 +93,8 @@ def recipe_of(request: Request, prompt: str, seed: int, out: Path) -> dict[str, 
         facts = {"scenes": [scene_facts(scene) for scene in request.scenes], "seed": seed, "n": 1}
     if request.negative is not None:
         facts["negative"] = request.negative
-    for name, given in (("image", request.image), ("mask", request.mask), ("mesh", request.mesh)):
-        if isinstance(given, (str, Path)):
+    for name in ("image", "mask", "mesh", "sketch"):
+        if isinstance(given := getattr(request, name), (str, Path)):
             facts[name] = os.path.relpath(given, out)
     if request.keyframes:
         files = [(place, given) for place, given in request.keyframes if isinstance(given, (str, Path))]

@@ -28,6 +28,7 @@ KINDS: Kinds = {  # of a request's file
     "outpaint": ((dict,), "sides and shares: {left: 0.25}"),
     "scenes": ((list,), "a list of scenes: [{prompt: a, frames: 20}, {prompt: b, frames: 20, overlap: 5}]"),
     "keyframes": ((list,), "a list of given frames: [{frame: 0, image: a.png}, {frame: -1, image: b.png}]"),
+    "sketch": ((str,), "the name of a file"),
     "sample": ((dict,), "keys and values: {steps: 12}"),
 }
 KEYS = (*KINDS, "made_by")
@@ -55,6 +56,7 @@ class Request:
     outpaint: Mapping[str, float] = field(default_factory=dict)  # side -> share of the new picture that is drawn there
     scenes: tuple[Scene, ...] = ()  # of a clip of several captions; then there are no prompts
     keyframes: tuple[tuple[int, Any], ...] = ()  # place in the clip, counted from the end if negative, and the picture there
+    sketch: Any = None  # a file, a `Clip` or an array: sketches of the clip's first frames; a picture is one of the first alone
 
     def rows(self) -> list[tuple[str, int]]:
         """Prompt and seed of every sample, prompt by prompt. A story's prompt are those of its scenes."""
@@ -66,7 +68,7 @@ def make_request(
     options: Config, prompts: Sequence[str], *, n: int = 1, seed: int = 0, negative: str | None = None, image: Any = None,
     mask: Any = None, mesh: Any = None, outpaint: Mapping[str, float] | None = None,
     scenes: Sequence[Scene | Mapping[str, Any]] = (), keyframes: Mapping[int, Any] | Sequence[tuple[int, Any]] = (),
-    changes: Sequence[Layer] = (),
+    sketch: Any = None, changes: Sequence[Layer] = (),
 ) -> Request:  # fmt: skip
     """Checks what was asked. `changes` are values for this call, all of them below `sample`; later ones win."""
     if prompts and scenes:
@@ -91,7 +93,7 @@ def make_request(
         raise UserError("guidance pushes away from a negative prompt, and guidance 1 is none; raise it, or leave the prompt out")
     return Request(
         prompts=tuple(prompts), options=decided, n=n, seed=seed, negative=negative, image=image, mask=mask, mesh=mesh,
-        outpaint=checked_sides(outpaint or {}), scenes=story, keyframes=checked_keyframes(keyframes),
+        outpaint=checked_sides(outpaint or {}), scenes=story, keyframes=checked_keyframes(keyframes), sketch=sketch,
     )  # fmt: skip
 
 
@@ -194,7 +196,7 @@ def read_request(path: Path) -> dict[str, Any]:
             refuse_other_parts(item, kinds, layer.origins, f"{key}.{index}")
     changes = [Layer({"sample": values["sample"]}, layer.origins)] if "sample" in values else []
     found: dict[str, Any] = {key: values[key] for key in ("n", "seed", "negative", "outpaint", "scenes") if key in values}
-    found |= {key: str(path.parent / values[key]) for key in ("image", "mask", "mesh") if key in values}
+    found |= {key: str(path.parent / values[key]) for key in ("image", "mask", "mesh", "sketch") if key in values}
     if "keyframes" in values:
         found["keyframes"] = [(item["frame"], str(path.parent / item["image"])) for item in values["keyframes"]]
     return {"prompts": prompts, "changes": changes, **found}

@@ -31,7 +31,7 @@ Picture: TypeAlias = "Path | str | Image.Image | npt.NDArray[Any]"
 PLURALS = {"picture": "pictures", "clip": "clips", "mesh": "meshes"}
 TAKEN_BY = {  # key of a request -> the media whose requests have it
     "image": ("picture", "clip"), "mask": ("picture",), "outpaint": ("picture",), "mesh": ("mesh",), "scenes": ("clip",),
-    "keyframes": ("clip",),
+    "keyframes": ("clip",), "sketch": ("clip",),
 }  # fmt: skip
 
 
@@ -85,13 +85,15 @@ class Session:
         self, prompts: str | Sequence[str] = (), n: int = 1, *, seed: int = 0, negative: str | None = None,
         image: clips.Footage | None = None, mask: Picture | None = None, outpaint: Mapping[str, float] | None = None,
         mesh: Path | str | Mesh | None = None, frames: int | None = None, scenes: Sequence[Scene | Mapping[str, Any]] = (),
-        keyframes: Mapping[int, clips.Footage] | None = None, options: Mapping[str, Any] | None = None,
+        keyframes: Mapping[int, clips.Footage] | None = None, sketch: clips.Footage | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> list[Any]:  # fmt: skip
         """n samples of each prompt, prompt by prompt, PIL pictures, `Clip`s or `Mesh`es; `options` are values of the sample
         section: {"guidance": 3}. Pictures may start from an image, with a mask or outpaint; meshes from a part of one.
 
         Clips have so many `frames`, go on from an image or a clip, and hold `keyframes` where they are given: {0: FIRST,
-        -1: LAST}. A story has `scenes` and no prompts: [{"prompt": "a", "frames": 20}, ...], and n samples of the whole.
+        -1: LAST}. A story has `scenes` and no prompts: [{"prompt": "a", "frames": 20}, ...], and n samples of the whole. Models
+        that learned from sketches follow a `sketch` of the first frames.
         """
         asked = [prompts] if isinstance(prompts, str) else list(prompts)
         changes = [Layer.of({"sample": dict(options)}, "options")] if options else []
@@ -99,7 +101,7 @@ class Session:
             changes.append(Layer.of({"sample": {"frames": frames}}, "frames"))
         request = make_request(
             self.config.sample, asked, n=n, seed=seed, negative=negative, image=image, mask=mask, outpaint=outpaint,
-            mesh=mesh, scenes=scenes, keyframes=keyframes or {}, changes=changes,
+            mesh=mesh, scenes=scenes, keyframes=keyframes or {}, sketch=sketch, changes=changes,
         )  # fmt: skip
         return self.serve(request)
 
@@ -111,7 +113,7 @@ class Session:
         """Prompts and seeds in chunks of one size, the last one padded: so a sample is the same whatever else is asked."""
         self.refuse_other_keys(request)
         draw, size, start, mesh = self.draw, request.options.chunk, self.start_of(request), self.mesh_of(request)
-        known = self.given_of(request)
+        known, (sketch, sketch_length) = self.given_of(request), self.sketch_of(request)
         made: list[Any] = []
         for first in range(0, len(rows), size):
             some = rows[first : first + size]
@@ -127,6 +129,8 @@ class Session:
                 frames=None if known is None else known[0].expand(size, -1, -1, -1, -1),
                 given=None if known is None else known[1],
                 scenes=request.scenes or None,
+                sketch=None if sketch is None else sketch.expand(size, *sketch.shape[1:]),
+                sketch_length=sketch_length,
             )
             made += draw(chunk)[: len(some)]
         return made
@@ -209,6 +213,17 @@ class Session:
             return None
         tokenizer: Any = self.tokenizer
         return clips.given_frames(request, self.config.data, tokenizer.time_stride, self.device)
+
+    def sketch_of(self, request: Request) -> tuple[Tensor | None, int]:
+        """The sketch as ids, 1 k h w, and how many latent frames of it are there."""
+        if request.sketch is None:
+            return None, 0
+        if self.config.data.sketch == "none":
+            raise UserError(
+                f"this model ({self.path.name}, recipe {self.recipe.name}) learned nothing from sketches: leave the sketch out, "
+                f"or train one that does: data.sketch=edges or files"
+            )
+        return clips.sketch_ids(request, self.config.data, self.tokenizer, self.device)
 
     @torch.no_grad()  # not inference_mode: ids from there could not be used in anybody's training
     def encode(self, *pictures: clips.Footage) -> Tensor:

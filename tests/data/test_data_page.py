@@ -98,4 +98,4 @@ def test_the_page_has_an_example_of_every_convention() -> None:
     for part in (".txt", ".caption", "metadata.jsonl", "metadata.csv", "metadata.parquet", "val/", ".tar:", ".npy", "10_cat/"):
         assert part in text
     assert PAGE.count("```folder") == PAGE.count("```samples") == len(EXAMPLES) == 8
-    assert PAGE.count("```clips") == PAGE.count("```found") == len(CLIP_EXAMPLES) == 4
+    assert PAGE.count("```clips") == PAGE.count("```found") == len(CLIP_EXAMPLES) == 5

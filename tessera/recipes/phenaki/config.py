@@ -75,6 +75,8 @@ class PhenakiConfig(Config):
 
     @model_validator(mode="after")
     def _fits(self) -> PhenakiConfig:
+        if self.data.sketch != "none":
+            raise ValueError(f"data.sketch is {self.data.sketch}, and this recipe learns nothing from sketches; leave it out")
         if self.base.needs.tokenizer is None:  # else the tokenizer is not known before it is opened
             refuse_sizes(self)
             refuse_untrained(self)
