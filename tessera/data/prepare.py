@@ -1,14 +1,15 @@
-"""The token cache: every sample goes once through a frozen tokenizer, and generators read what came out.
+"""The token cache: every sample goes once through a frozen tokenizer, and generators read what came out. docs/data.md shows how.
 
     RUN/cache/tokens-64-1f2e3d4c5b6a/
       00000.npy  00001.npy ...     samples x views x grid, in the smallest integer type that holds the vocabulary
       00000.lengths.npy ...        of clips: samples x views, how many steps of the grid's first axis belong to each
       00000.json ...               what could not be read: sample -> reason
+      samples.jsonl                a line a sample, in their order: its key and its captions
       manifest.json                written last: a cache without one is not finished, and is gone on with
 
 It is keyed by the tokenizer's weights, the resolution, the plan of views and the files themselves, so it is made anew when any of
-them changes. Ranks share the work by shards; a shard is written beside its place and renamed, so whatever ends the work, what is
-there is whole.
+them changes; where only captions have, samples.jsonl alone is. Ranks share the work by shards; a shard is written beside its
+place and renamed, so whatever ends the work, what is there is whole. Neither interruptions nor ranks change a byte of the end.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ from tessera.data.captions import names_side
 from tessera.data.draws import view_draws
 from tessera.data.loader import Feed, end_workers, frame, make_dataloader
 from tessera.data.sources import Source, Stored, StoredImages, captions_of
-from tessera.files import sync_folder, write_json
+from tessera.files import replace_json, sweep_halves, sync_folder, write_array, write_json
 from tessera.media.images import UnreadableImage
 from tessera.randomness import mix, mix_text
 
@@ -95,13 +97,18 @@ def stamp(source: Source, *, sided: bool = False) -> str:
 def write_tokens(feed: Feed, plan: TokenPlan, encode: Callable[[Tensor], Tensor], views: Dataset[Viewed] | None = None) -> Path:
     """Makes what is missing of a cache. `encode` takes pictures b c h w in [-1, 1] on the device, or clips b c t h w, and returns
     ids b ...; `views` are those of clips."""
-    folder = cache_folder(feed, plan)
+    folder, main = cache_folder(feed, plan), feed.cut.rank == 0
+    feed.uses(folder)
     shards = [
         shard
         for shard in range(num_shards(len(feed.source)))
         if not all(path.exists() for path in shard_files(folder, shard, plan))
     ]
+    if main:
+        sweep_halves(folder)
     if not shards and (folder / "manifest.json").is_file():
+        if main:
+            write_samples(folder, feed.source)
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     feed.wait()  # or a rank would count what another has just written
@@ -114,7 +121,8 @@ def write_tokens(feed: Feed, plan: TokenPlan, encode: Callable[[Tensor], Tensor]
         speed = done * plan.views / max(time.monotonic() - started, 1e-9)
         feed.show(f"cache: {done:,} samples of this rank  {speed:,.0f} {'clips' if plan.time_stride else 'pictures'}/s")
     feed.wait()
-    if feed.cut.rank == 0:
+    if main:
+        write_samples(folder, feed.source)
         for key, fault in finish(folder, plan, len(feed.source)).items():
             feed.say(f"cache: {key} is left out: {fault}")
     feed.wait()
@@ -242,11 +250,21 @@ def write_shard(folder: Path, shard: int, made: Encoded, plan: TokenPlan) -> Non
     write_array(path, made.ids.astype(plan.dtype))
 
 
-def write_array(path: Path, array: Ids) -> None:
-    """Whole, or not at all."""
+def write_samples(folder: Path, source: Source) -> None:
+    """Keys and captions, so that a cache can be read without what it was made of; a file that has them is left as it is."""
+    path = folder / "samples.jsonl"
+
+    def lines() -> Iterator[str]:
+        for index in range(len(source)):
+            yield json.dumps({"key": source.key(index), "captions": captions_of(source, index)}) + "\n"
+
+    if path.is_file():
+        with path.open(encoding="utf8", errors="replace") as file:
+            if all(found == wanted for found, wanted in zip_longest(file, lines())):
+                return
     temporary = path.with_suffix(f".tmp-{os.getpid()}")
-    with temporary.open("wb") as file:
-        np.save(file, array)
+    with temporary.open("w", encoding="utf8") as file:
+        file.writelines(lines())
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
@@ -260,12 +278,10 @@ def finish(folder: Path, plan: TokenPlan, num_samples: int) -> dict[str, str]:
     grid = list(np.load(shard_path(folder, 0), mmap_mode="r").shape[2:])
     facts = {
         "format": FORMAT, "tokenizer": plan.tokenizer, "vocab_size": plan.vocab_size, "resolution": plan.resolution,
-        "views": plan.views, "num_samples": num_samples, "grid": grid, "faults": faults,
+        "views": plan.views, "num_samples": num_samples, "shard_samples": SHARD_SAMPLES, "grid": grid, "faults": faults,
         **({"time_stride": plan.time_stride} if plan.time_stride else {}),
     }  # fmt: skip
-    temporary = folder / f"manifest.tmp-{os.getpid()}"
-    write_json(temporary, facts)
-    os.replace(temporary, folder / "manifest.json")
+    replace_json(folder / "manifest.json", facts)
     sync_folder(folder)
     return faults
 
@@ -274,43 +290,74 @@ def finish(folder: Path, plan: TokenPlan, num_samples: int) -> dict[str, str]:
 
 
 class TokenCache:
-    """The ids of a finished cache. Small to pickle: shards are mapped where they are used."""
+    """A finished cache: ids, key and captions of each sample. Small to pickle: files are opened where they are used."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
         try:
-            facts = json.loads((folder / "manifest.json").read_text(encoding="utf8"))
+            facts = json.loads((self.folder / "manifest.json").read_text(encoding="utf8"))
             self.num_samples, self.views, self.grid = int(facts["num_samples"]), int(facts["views"]), tuple(facts["grid"])
+            self.tokenizer, self.vocab_size = str(facts["tokenizer"]), int(facts["vocab_size"])
+            self.resolution, self.time_stride = int(facts["resolution"]), int(facts.get("time_stride", 0))
             self.faults: dict[str, str] = dict(facts["faults"])
-            self.time_stride = int(facts.get("time_stride", 0))
+            self._shard_samples = int(facts.get("shard_samples", SHARD_SAMPLES))
+            if self._shard_samples < 1:
+                raise ValueError(f"shards of {self._shard_samples} samples")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{folder} is no finished token cache ({error}); delete it, and it is made anew") from None
         self._shards: dict[Path, Ids] = {}
-        for shard in range(num_shards(self.num_samples)):  # their headers only; better here than in a worker
-            wanted = (len(shard_samples(shard, self.num_samples)), self.views, *self.grid)
-            expect(shard_path(folder, shard), wanted)
+        self._samples: list[dict[str, Any]] = []
+        for start in range(0, self.num_samples, self._shard_samples):  # their headers only; better here than in a worker
+            shard = start // self._shard_samples
+            wanted = (min(self._shard_samples, self.num_samples - start), self.views, *self.grid)
+            expect(shard_path(self.folder, shard), wanted)
             if self.time_stride:
-                expect(lengths_path(folder, shard), wanted[:2])
+                expect(lengths_path(self.folder, shard), wanted[:2])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_shards": {}}
+        return {**self.__dict__, "_shards": {}, "_samples": []}
 
-    def ids(self, index: int, view: int) -> Ids:
-        """One grid."""
-        shard, row = divmod(index, SHARD_SAMPLES)
+    def ids(self, index: int, view: int = 0) -> Ids:
+        """One grid. View 0 is the centre; what could not be read, see `faults`, is a blank."""
+        shard, row = divmod(index, self._shard_samples)
         return np.asarray(self._mapped(shard_path(self.folder, shard))[row, view])
 
-    def length(self, index: int, view: int) -> int | None:
+    def length(self, index: int, view: int = 0) -> int | None:
         """How many steps of the first axis belong to it; None of a picture, all of which does."""
         if not self.time_stride:
             return None
-        shard, row = divmod(index, SHARD_SAMPLES)
+        shard, row = divmod(index, self._shard_samples)
         return int(self._mapped(lengths_path(self.folder, shard))[row, view])
+
+    def key(self, index: int) -> str:
+        """The name of a sample: that of its file, without the ending."""
+        return str(self._sample(index)["key"])
+
+    def captions(self, index: int) -> tuple[str, ...]:
+        """All captions of a sample."""
+        return tuple(self._sample(index)["captions"])
+
+    def _sample(self, index: int) -> dict[str, Any]:
+        if not self._samples:
+            self._samples = read_samples(self.folder / "samples.jsonl", self.num_samples)
+        return self._samples[index]
 
     def _mapped(self, path: Path) -> Ids:
         if path not in self._shards:
             self._shards[path] = open_array(path)
         return self._shards[path]
+
+
+def read_samples(path: Path, num_samples: int) -> list[dict[str, Any]]:
+    """What `write_samples` wrote."""
+    try:
+        with path.open(encoding="utf8") as file:
+            found = [{"key": str(line["key"]), "captions": list(line["captions"])} for line in map(json.loads, file)]
+        if len(found) != num_samples:
+            raise ValueError(f"{len(found)} lines for {num_samples} samples")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read ({error}); `tessera data prepare RUN` writes it anew") from None
+    return found
 
 
 def expect(path: Path, shape: tuple[int, ...]) -> None:
