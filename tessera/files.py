@@ -8,6 +8,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 
 def write_json(path: Path, value: Any) -> None:
     """Sorted, indented, ends in a newline."""
@@ -20,6 +23,29 @@ def write_text(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+
+
+def replace_json(path: Path, value: Any) -> None:
+    """As `write_json`, but what is there is the old file or the new one, whole."""
+    temporary = path.with_suffix(f".tmp-{os.getpid()}")
+    write_json(temporary, value)
+    os.replace(temporary, path)
+
+
+def write_array(path: Path, array: npt.NDArray[Any]) -> None:
+    """A .npy file, whole or not at all."""
+    temporary = path.with_suffix(f".tmp-{os.getpid()}")
+    with temporary.open("wb") as file:
+        np.save(file, array, allow_pickle=False)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def sweep_halves(folder: Path) -> None:
+    """Deletes what a killed process has left of the two above. Nobody may be writing there."""
+    for path in folder.glob("*.tmp-*"):
+        path.unlink()
 
 
 def digest(path: Path) -> str:

@@ -194,23 +194,26 @@ def resume(
     return folder
 
 
-def prepare(run: Path | str, stage: str | None = None) -> dict[str, Path]:
-    """Makes the caches that the stages of a run read, without training; stage -> their folder."""
+def prepare(run: Path | str, stage: str | None = None) -> dict[str, list[Path]]:
+    """Makes the caches that the stages of a run read, without training; stage -> the folder of each."""
     folder = Path(run)
     recipe, saved = read_run(folder)
     config = build(recipe.config_type, [saved])
     trains = [train for train in pick(recipe.steps(config), stage) if train.needs]
     if not trains:
         raise UserError(f"stage {stage} of recipe {recipe.name} reads no caches; it learns from the files themselves")
-    with session(config) as (world, _), world.together(lambda: lock(folder) if world.main else nullcontext()):
+    used: dict[str, list[Path]] = {train.name: [] for train in trains}
+    with session(config) as (world, stop), world.together(lambda: lock(folder) if world.main else nullcontext()):
         source, journal = open_source(config), Journal(folder / "log.txt", speaks=world.main)
         for train in trains:
             given = world.together(partial(read_needs, folder, config, train))
             for needed in given.values():
                 needed.net.to(world.device)
             hashes = {needed.stage: needed.hash for needed in given.values()}
-            make_loader(train, given, make_feed(config, train, source, world, folder / "cache", hashes, journal))
-    return {train.name: folder / "cache" for train in trains}
+            feed = make_feed(config, train, source, world, folder / "cache", hashes, journal)
+            check = partial(leave_on_signal, world, stop, None)
+            make_loader(train, given, replace(feed, uses=used[train.name].append, check=check))
+    return used
 
 
 def refuse_changes(changes: Sequence[tuple[str, object, object]]) -> None:
@@ -320,7 +323,7 @@ def train_stage(folder: Path, config: Any, train: Train, source: Source, world: 
     Fit(job, state, world, journal, stop).run()
 
 
-def leave_on_signal(world: World, stop: StopFlag, step: int) -> None:
+def leave_on_signal(world: World, stop: StopFlag, step: int | None) -> None:
     """While caches are made: what is written stays. Several ranks finish first, because not all may have heard it."""
     if stop.signal is not None and world.size == 1:
         raise Stopped(stop.signal, step)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,10 @@ import torch
 
 from tessera import pipeline, rehearsal
 from tessera.config import UserError
-from tessera.data.prepare import TokenCache
+from tessera.data import prepare
+from tessera.data.token_cache import TokenCache
 from tessera.engine.checkpoint import list_checkpoints, weights_hash
+from tessera.engine.loop import Stopped
 from tessera.sampling.package import export_run
 from tessera.sampling.session import load
 from tests.small import SUPERRES, generated, pictures, small_config, workshop
@@ -229,12 +233,31 @@ def test_caches_by_themselves(run: Path, generated: Path) -> None:
     (folder,) = (run / "cache").iterdir()
     wanted = {path.name: path.read_bytes() for path in folder.iterdir()}
     shutil.rmtree(run / "cache")
-    assert pipeline.prepare(run) == {"base": run / "cache"}
+    assert pipeline.prepare(run) == {"base": [folder]}
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == wanted
     with pytest.raises(UserError, match="stage tokenizer of recipe muse reads no caches"):
         pipeline.prepare(run, "tokenizer")
     with pytest.raises(UserError, match="no stage is called 'bsae'; did you mean 'base'"):
         pipeline.prepare(run, "bsae")
+
+
+def test_a_signal_ends_the_making_of_caches(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written stays, and is gone on with."""
+    shutil.rmtree(run / "cache")
+    write_shard = prepare.write_shard
+
+    def signalled(*arguments: Any) -> None:
+        write_shard(*arguments)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(prepare, "SHARD_SAMPLES", 8)
+    monkeypatch.setattr(prepare, "write_shard", signalled)
+    with pytest.raises(Stopped, match=r"^stopped by SIGTERM; what is written stays$"):
+        pipeline.prepare(run)
+    assert [path.name for path in (run / "cache").rglob("*.npy")] == ["00000.npy"]
+    monkeypatch.setattr(prepare, "write_shard", write_shard)
+    (folder,) = pipeline.prepare(run)["base"]
+    assert TokenCache(folder).num_samples == 30
 
 
 def test_a_lost_stage_is_trained_again_alike(run: Path, generated: Path) -> None:

@@ -235,12 +235,16 @@ def data_prepare(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     stage: Annotated[str | None, typer.Option(metavar="NAME", help="The caches of this stage only.")] = None,
 ) -> None:
-    """Make the caches of a run by themselves: tokens and text states, which its generators read."""
+    """Make the caches of a run by themselves: tokens and text states, which its generators read. Also by torchrun."""
     from tessera.pipeline import prepare
 
-    for name, folder in prepare(run, stage).items():
-        print(f"{name}: its caches are in {folder}")
-    print(f"next: tessera resume {shlex.quote(str(run))}")
+    made = prepare(run, stage)
+    if os.environ.get("RANK", "0") != "0":
+        return
+    for name, folders in made.items():
+        for folder in folders:
+            print(f"{name} reads {folder}")
+    print(f"next: tessera resume {shlex.quote(str(run))}   or read them yourself: docs/data.md")
 
 
 @app.command("list")

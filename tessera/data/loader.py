@@ -58,6 +58,7 @@ class Feed:
     show: Callable[[str], None] = print  # one line of progress, which the next may replace
     wait: Callable[[], None] = lambda: None  # until every rank is here
     check: Callable[[], None] = lambda: None  # raises where a signal asked to stop
+    uses: Callable[[Path], None] = lambda folder: None  # told of each cache that the stage reads
 
 
 class Readable(Protocol):

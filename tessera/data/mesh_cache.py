@@ -13,7 +13,6 @@ written beside its place and renamed, so whatever ends the work, what is there i
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from tessera.data.loader import Feed, end_workers, make_dataloader
 from tessera.data.mesh_sources import TooManyFaces, refusal, standard
 from tessera.data.prepare import stamp
 from tessera.data.sources import Source
-from tessera.files import sync_folder, write_json
+from tessera.files import replace_json, sweep_halves, sync_folder, write_array
 from tessera.media.meshes import Mesh, UnreadableMesh
 from tessera.randomness import mix_text
 
@@ -53,10 +52,13 @@ def mesh_cache_folder(feed: Feed) -> Path:
 def write_meshes(feed: Feed) -> Path:
     """Makes what is missing of a cache."""
     folder, num_samples = mesh_cache_folder(feed), len(feed.source)
+    feed.uses(folder)
     shards = [shard for shard in range(-(-num_samples // SHARD_SAMPLES)) if not part_path(folder, shard, "starts").exists()]
     if not shards and (folder / "manifest.json").is_file():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
+    if feed.cut.rank == 0:
+        sweep_halves(folder)
     feed.wait()  # or a rank would count what another has just written
     feed.say(f"cache: {num_samples:,} meshes are read and cleaned, in {folder}")
     started, done = time.monotonic(), 0
@@ -132,25 +134,10 @@ def _write_shard(folder: Path, shard: int, meshes: Sequence[ReadMesh]) -> None:
         "faults": {each.key: each.fault for each in meshes if each.fault},
         "too_large": {each.key: each.too_large for each in meshes if each.too_large},
     }
-    _write(folder / f"{shard:05d}.json", facts)
-    _save(part_path(folder, shard, "vertices"), np.concatenate([each.mesh.vertices for each in meshes]).astype(np.float32))
-    _save(part_path(folder, shard, "faces"), np.concatenate([each.mesh.faces for each in meshes]).astype(np.int32))
-    _save(part_path(folder, shard, "starts"), np.cumsum([(0, 0), *counts], axis=0, dtype=np.int64))
-
-
-def _save(path: Path, array: npt.NDArray[Any]) -> None:
-    temporary = path.with_suffix(f".tmp-{os.getpid()}")
-    with temporary.open("wb") as file:
-        np.save(file, array, allow_pickle=False)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-
-
-def _write(path: Path, value: Any) -> None:
-    temporary = path.with_suffix(f".tmp-{os.getpid()}")
-    write_json(temporary, value)
-    os.replace(temporary, path)
+    replace_json(folder / f"{shard:05d}.json", facts)
+    write_array(part_path(folder, shard, "vertices"), np.concatenate([each.mesh.vertices for each in meshes]).astype(np.float32))
+    write_array(part_path(folder, shard, "faces"), np.concatenate([each.mesh.faces for each in meshes]).astype(np.int32))
+    write_array(part_path(folder, shard, "starts"), np.cumsum([(0, 0), *counts], axis=0, dtype=np.int64))
 
 
 def _finish(feed: Feed, folder: Path) -> None:
@@ -160,7 +147,8 @@ def _finish(feed: Feed, folder: Path) -> None:
         facts = json.loads((folder / f"{shard:05d}.json").read_text(encoding="utf8"))
         faults |= facts["faults"]
         too_large |= facts["too_large"]
-    _write(folder / "manifest.json", {"format": FORMAT, "num_samples": num_samples, "faults": faults, "too_large": too_large})
+    manifest = {"format": FORMAT, "num_samples": num_samples, "faults": faults, "too_large": too_large}
+    replace_json(folder / "manifest.json", manifest)
     sync_folder(folder)
     for fault in faults.values():
         feed.say(f"cache: left out: {fault}")

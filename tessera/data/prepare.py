@@ -1,4 +1,4 @@
-"""The token cache: every sample goes once through a frozen tokenizer, and generators read what came out.
+"""The token cache: every sample goes once through a frozen tokenizer, and generators read what came out. docs/data.md shows how.
 
     RUN/cache/tokens-64-1f2e3d4c5b6a/
       00000.npy  00001.npy ...     samples x views x grid, in the smallest integer type that holds the vocabulary
@@ -6,11 +6,12 @@
       00000.sketch.npy ...         with sketches: their ids, as those of the clips
       00000.sketch.lengths.npy ... and how many steps of them are there; 0 where a clip has no sketch
       00000.json ...               what could not be read: sample -> reason
+      samples.jsonl                a line a sample, in their order: its key and its captions
       manifest.json                written last: a cache without one is not finished, and is gone on with
 
 It is keyed by the tokenizer's weights, the resolution, the plan of views and the files themselves, so it is made anew when any of
-them changes. Ranks share the work by shards; a shard is written beside its place and renamed, so whatever ends the work, what is
-there is whole.
+them changes; where only captions have, samples.jsonl alone is. Ranks share the work by shards; a shard is written beside its
+place and renamed, so whatever ends the work, what is there is whole. Neither interruptions nor ranks change a byte of the end.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +37,13 @@ from tessera.data.captions import names_side
 from tessera.data.draws import view_draws
 from tessera.data.loader import Feed, end_workers, frame, make_dataloader
 from tessera.data.sources import Source, Stored, StoredImages, captions_of
-from tessera.files import sync_folder, write_json
+from tessera.data.token_cache import SHARD_SAMPLES, Ids, lengths_path, shard_path, sketch_paths
+from tessera.files import replace_json, sweep_halves, sync_folder, write_array, write_json
 from tessera.media.images import UnreadableImage
 from tessera.randomness import mix, mix_text
 
 FORMAT = 1
-SHARD_SAMPLES = 1024
 CHUNK_PICTURES, CHUNK_CLIPS = 64, 16  # go through the tokenizer at once
-
-Ids = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +105,18 @@ def stamp(source: Source, *, sided: bool = False) -> str:
 def write_tokens(feed: Feed, plan: TokenPlan, encode: Callable[[Tensor], Tensor], views: Dataset[Viewed] | None = None) -> Path:
     """Makes what is missing of a cache. `encode` takes pictures b c h w in [-1, 1] on the device, or clips b c t h w, and returns
     ids b ...; `views` are those of clips."""
-    folder = cache_folder(feed, plan)
+    folder, main = cache_folder(feed, plan), feed.cut.rank == 0
+    feed.uses(folder)
     shards = [
         shard
         for shard in range(num_shards(len(feed.source)))
         if not all(path.exists() for path in shard_files(folder, shard, plan))
     ]
+    if main:
+        sweep_halves(folder)
     if not shards and (folder / "manifest.json").is_file():
+        if main:
+            write_samples(folder, feed.source)
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     feed.wait()  # or a rank would count what another has just written
@@ -124,7 +129,8 @@ def write_tokens(feed: Feed, plan: TokenPlan, encode: Callable[[Tensor], Tensor]
         speed = done * plan.views / max(time.monotonic() - started, 1e-9)
         feed.show(f"cache: {done:,} samples of this rank  {speed:,.0f} {'clips' if plan.time_stride else 'pictures'}/s")
     feed.wait()
-    if feed.cut.rank == 0:
+    if main:
+        write_samples(folder, feed.source)
         for key, fault in finish(folder, plan, len(feed.source)).items():
             feed.say(f"cache: {key} is left out: {fault}")
     feed.wait()
@@ -139,11 +145,6 @@ def num_shards(num_samples: int) -> int:
 def shard_samples(shard: int, num_samples: int) -> range:
     """The samples of one shard."""
     return range(shard * SHARD_SAMPLES, min((shard + 1) * SHARD_SAMPLES, num_samples))
-
-
-def shard_path(folder: Path, shard: int) -> Path:
-    """The ids of one shard; its faults lie beside it."""
-    return folder / f"{shard:05d}.npy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,16 +187,6 @@ class Encoded:
         ids, lengths = np.concatenate([part.ids for part in parts]), np.concatenate([part.lengths for part in parts])
         sketches = [part.sketch for part in parts if part.sketch is not None]
         return cls(ids, lengths, faults, cls.joined(sketches) if sketches else None)
-
-
-def lengths_path(folder: Path, shard: int) -> Path:
-    """How far the clips of one shard reach."""
-    return folder / f"{shard:05d}.lengths.npy"
-
-
-def sketch_paths(folder: Path, shard: int) -> tuple[Path, Path]:
-    """The ids of the sketches of one shard, and how far these reach."""
-    return folder / f"{shard:05d}.sketch.npy", folder / f"{shard:05d}.sketch.lengths.npy"
 
 
 def shard_files(folder: Path, shard: int, plan: TokenPlan) -> list[Path]:
@@ -279,11 +270,21 @@ def sketched_steps(
     return np.where(there < lengths, num_whole(there, time_stride), num_latent(lengths, time_stride))
 
 
-def write_array(path: Path, array: Ids) -> None:
-    """Whole, or not at all."""
+def write_samples(folder: Path, source: Source) -> None:
+    """Keys and captions, so that a cache can be read without what it was made of; a file that has them is left as it is."""
+    path = folder / "samples.jsonl"
+
+    def lines() -> Iterator[str]:
+        for index in range(len(source)):
+            yield json.dumps({"key": source.key(index), "captions": captions_of(source, index)}) + "\n"
+
+    if path.is_file():
+        with path.open(encoding="utf8", errors="replace") as file:
+            if all(found == wanted for found, wanted in zip_longest(file, lines())):
+                return
     temporary = path.with_suffix(f".tmp-{os.getpid()}")
-    with temporary.open("wb") as file:
-        np.save(file, array)
+    with temporary.open("w", encoding="utf8") as file:
+        file.writelines(lines())
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
@@ -297,84 +298,10 @@ def finish(folder: Path, plan: TokenPlan, num_samples: int) -> dict[str, str]:
     grid = list(np.load(shard_path(folder, 0), mmap_mode="r").shape[2:])
     facts = {
         "format": FORMAT, "tokenizer": plan.tokenizer, "vocab_size": plan.vocab_size, "resolution": plan.resolution,
-        "views": plan.views, "num_samples": num_samples, "grid": grid, "faults": faults,
+        "views": plan.views, "num_samples": num_samples, "shard_samples": SHARD_SAMPLES, "grid": grid, "faults": faults,
         **({"time_stride": plan.time_stride} if plan.time_stride else {}),
         **({"sketch": plan.sketch} if plan.sketched else {}),
     }  # fmt: skip
-    temporary = folder / f"manifest.tmp-{os.getpid()}"
-    write_json(temporary, facts)
-    os.replace(temporary, folder / "manifest.json")
+    replace_json(folder / "manifest.json", facts)
     sync_folder(folder)
     return faults
-
-
-# --- reading
-
-
-class TokenCache:
-    """The ids of a finished cache. Small to pickle: shards are mapped where they are used."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        try:
-            facts = json.loads((folder / "manifest.json").read_text(encoding="utf8"))
-            self.num_samples, self.views, self.grid = int(facts["num_samples"]), int(facts["views"]), tuple(facts["grid"])
-            self.faults: dict[str, str] = dict(facts["faults"])
-            self.time_stride, self.sketched = int(facts.get("time_stride", 0)), "sketch" in facts
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{folder} is no finished token cache ({error}); delete it, and it is made anew") from None
-        self._shards: dict[Path, Ids] = {}
-        for shard in range(num_shards(self.num_samples)):  # their headers only; better here than in a worker
-            wanted = (len(shard_samples(shard, self.num_samples)), self.views, *self.grid)
-            expect(shard_path(folder, shard), wanted)
-            if self.time_stride:
-                expect(lengths_path(folder, shard), wanted[:2])
-            if self.sketched:
-                ids, lengths = sketch_paths(folder, shard)
-                expect(ids, wanted)
-                expect(lengths, wanted[:2])
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_shards": {}}
-
-    def ids(self, index: int, view: int) -> Ids:
-        """One grid."""
-        shard, row = divmod(index, SHARD_SAMPLES)
-        return np.asarray(self._mapped(shard_path(self.folder, shard))[row, view])
-
-    def length(self, index: int, view: int) -> int | None:
-        """How many steps of the first axis belong to it; None of a picture, all of which does."""
-        if not self.time_stride:
-            return None
-        shard, row = divmod(index, SHARD_SAMPLES)
-        return int(self._mapped(lengths_path(self.folder, shard))[row, view])
-
-    def sketch(self, index: int, view: int) -> tuple[Ids, int] | None:
-        """The ids of the clip's sketch, and how many steps of them are there; None where the cache has no sketches."""
-        if not self.sketched:
-            return None
-        shard, row = divmod(index, SHARD_SAMPLES)
-        ids, lengths = (self._mapped(path)[row, view] for path in sketch_paths(self.folder, shard))
-        return np.asarray(ids), int(lengths)
-
-    def _mapped(self, path: Path) -> Ids:
-        if path not in self._shards:
-            self._shards[path] = open_array(path)
-        return self._shards[path]
-
-
-def expect(path: Path, shape: tuple[int, ...]) -> None:
-    """An array of that shape lies there."""
-    if (found := open_array(path).shape) != shape:
-        raise UserError(f"{path} holds {found}, expected {shape}; delete it, and it is made anew")
-
-
-def open_array(path: Path) -> Ids:
-    """Mapped into memory."""
-    try:
-        found = np.load(path, mmap_mode="r")
-        if not isinstance(found, np.ndarray):
-            raise ValueError("an archive")
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{path} cannot be read ({error}); delete it, and it is made anew") from None
-    return found

@@ -1,20 +1,25 @@
 """The states that a frozen encoder gives for captions, on the disk: each distinct caption encoded once.
 
-In: captions and an `encode` function; this room knows no encoder. Out: a folder, written beside its final name and renamed, so
-that one under a final name is whole; and a reader, pickled as a path, that the loader's processes open for themselves.
+    RUN/cache/text-1f2e3d4c5b6a7988/
+      captions.npy                 hashes of the captions, sorted; caption n has place n
+      00000.states.npy ...         of 1,024 captions each, one after another without padding: rows x channels, float16
+      00000.starts.npy             captions + 1: where the rows of each start
+      00000.pooled.npy             captions x channels
+      manifest.json                written last: a cache without one is not finished, and is gone on with
+
+In: captions and an `encode` function; this room knows no encoder. Out: the folder; and a reader, pickled as a path, that the
+loader's processes open for themselves. Ranks share the work by shards.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -22,21 +27,27 @@ import torch
 
 from tessera.batches import TextStates
 from tessera.config import UserError
-from tessera.files import sync_folder, write_json
+from tessera.files import replace_json, sweep_halves, sync_folder, write_array
 from tessera.randomness import mix_text
 
-FORMAT = 1
-CHUNK = 256  # captions encoded at a time, so that the states of a large encoder fit into memory
-FILES = ("states.npy", "starts.npy", "pooled.npy", "captions.npy")
+FORMAT = 2
+SHARD_CAPTIONS = 1024
+CHUNK = 256  # captions encoded at a time, so that the padded states of a large encoder fit into memory
+PARTS = ("starts", "pooled", "states")  # the last one says that a shard is there
 
 Encode = Callable[[Sequence[str | None]], TextStates]
 Half = npt.NDArray[np.float16]
+Shard = tuple[npt.NDArray[np.int64], Half, Half]
 
 
-def write_text_states(folder: Path, captions: Iterable[str | None], encode: Encode, fingerprint: str) -> Path:
+def write_text_states(
+    folder: Path, captions: Iterable[str | None], encode: Encode, fingerprint: str, *, rank: int = 0, world_size: int = 1,
+    wait: Callable[[], None] = lambda: None, check: Callable[[], None] = lambda: None,
+) -> Path:  # fmt: skip
     """Encodes each distinct caption once into `folder/text-KEY`; a cache of these captions and this encoder is taken as it is.
 
-    `fingerprint` names the encoder. One process at a time may write into `folder`.
+    `fingerprint` names the encoder. One run at a time may write into `folder`; of its ranks each takes a share. `wait` returns
+    when all are there, `check` raises where the work is to stop; what is written stays, and is gone on with.
     """
     distinct = _distinct(captions)
     hashes = np.array(sorted(distinct), dtype=np.uint64)
@@ -44,29 +55,47 @@ def write_text_states(folder: Path, captions: Iterable[str | None], encode: Enco
     final = folder / f"text-{key}"
     if is_whole(final):
         return final
-    for left in [*folder.glob(f".{final.name}.tmp-*"), *([final] if final.exists() else [])]:  # of a kill, or damaged
-        shutil.rmtree(left)
-    temporary = folder / f".{final.name}.tmp-{os.getpid()}"
-    temporary.mkdir(parents=True)
-    try:
-        facts = _write_states(temporary, [distinct[int(number)] for number in hashes], encode)
-        _save(temporary / "captions.npy", hashes)
-        sizes = {name: (temporary / name).stat().st_size for name in FILES}
-        write_json(temporary / "manifest.json", {"format": FORMAT, "fingerprint": fingerprint, **facts, "bytes": sizes})
-        sync_folder(temporary)
-        os.rename(temporary, final)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    sync_folder(folder)
+    wait()  # or a rank would see what another has just written
+    if rank == 0:
+        if (final / "manifest.json").exists():  # damaged
+            shutil.rmtree(final)
+        final.mkdir(parents=True, exist_ok=True)
+        sweep_halves(final)
+    wait()
+    for shard in range(rank, num_shards(len(hashes)), world_size):
+        if not part_path(final, shard, PARTS[-1]).exists():
+            places = range(shard * SHARD_CAPTIONS, min((shard + 1) * SHARD_CAPTIONS, len(hashes)))
+            _write_shard(final, shard, [distinct[int(hashes[place])] for place in places], encode, check)
+    wait()
+    if rank == 0:
+        _finish(final, hashes, encode, fingerprint)
+    wait()
     return final
+
+
+def num_shards(num_captions: int) -> int:
+    """Of equal length but for the last."""
+    return -(-num_captions // SHARD_CAPTIONS)
+
+
+def part_path(folder: Path, shard: int, part: str) -> Path:
+    """One of the arrays of a shard."""
+    return folder / f"{shard:05d}.{part}.npy"
+
+
+def files_of(folder: Path, num_captions: int) -> Iterator[Path]:
+    """All arrays of a cache."""
+    yield folder / "captions.npy"
+    for shard in range(num_shards(num_captions)):
+        yield from (part_path(folder, shard, part) for part in PARTS)
 
 
 def is_whole(path: Path) -> bool:
     """Whether a folder is a cache that this program wrote to its end, with files of the sizes that it noted."""
     try:
         manifest = json.loads((path / "manifest.json").read_text(encoding="utf8"))
-        return manifest["format"] == FORMAT and all((path / name).stat().st_size == manifest["bytes"][name] for name in FILES)
+        files = files_of(path, manifest["captions"])
+        return manifest["format"] == FORMAT and all(file.stat().st_size == manifest["bytes"][file.name] for file in files)
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -79,30 +108,28 @@ def _distinct(captions: Iterable[str | None]) -> dict[int, str]:
     return found
 
 
-def _write_states(folder: Path, captions: Sequence[str], encode: Encode) -> dict[str, int]:
-    """states, starts and pooled, in the order of the captions, without padding; the numbers for the manifest."""
-    empty = encode([""]).states  # says how long and wide the states are, even where there is no caption
-    length, width = empty.shape[1:]
-    lengths, pooled = [0], [np.zeros((0, width), np.float16)]
-    with (folder / "states.npy").open("wb") as file:
-        _write_header(file, 0, width)
-        for start in range(0, len(captions), CHUNK):
-            found = encode(captions[start : start + CHUNK])
-            lengths += found.mask.sum(1).tolist()
-            pooled.append(_half(found.pooled, captions[start]))
-            file.write(_half(found.states[found.mask], captions[start]).tobytes())
-        file.seek(0)
-        _write_header(file, sum(lengths), width)
-        file.flush()
-        os.fsync(file.fileno())
-    _save(folder / "starts.npy", np.cumsum(lengths, dtype=np.int64))
-    _save(folder / "pooled.npy", np.concatenate(pooled))
-    return {"captions": len(captions), "rows": sum(lengths), "length": length, "width": width}
+def _write_shard(folder: Path, shard: int, captions: Sequence[str], encode: Encode, check: Callable[[], None]) -> None:
+    """In the order of the captions, without padding."""
+    lengths, pooled, states = [0], [], []
+    for start in range(0, len(captions), CHUNK):
+        check()
+        found = encode(captions[start : start + CHUNK])
+        lengths += found.mask.sum(1).tolist()
+        pooled.append(_half(found.pooled, captions[start]))
+        states.append(_half(found.states[found.mask], captions[start]))
+    write_array(part_path(folder, shard, "starts"), np.cumsum(lengths, dtype=np.int64))
+    write_array(part_path(folder, shard, "pooled"), np.concatenate(pooled))
+    write_array(part_path(folder, shard, "states"), np.concatenate(states))
 
 
-def _write_header(file: BinaryIO, rows: int, width: int) -> None:
-    """NumPy leaves room for the number of rows to grow, so the header can be written again in its place."""
-    np.lib.format.write_array_header_1_0(file, {"descr": "<f2", "fortran_order": False, "shape": (rows, width)})
+def _finish(folder: Path, hashes: npt.NDArray[np.uint64], encode: Encode, fingerprint: str) -> None:
+    """The manifest: from here on the cache is whole."""
+    write_array(folder / "captions.npy", hashes)
+    length, width = encode([""]).states.shape[1:]  # how long and wide states are, even where there is no caption
+    sizes = {file.name: file.stat().st_size for file in files_of(folder, len(hashes))}
+    facts = {"captions": len(hashes), "length": length, "width": width, "bytes": sizes}
+    replace_json(folder / "manifest.json", {"format": FORMAT, "fingerprint": fingerprint, **facts})
+    sync_folder(folder)
 
 
 def _half(tensor: torch.Tensor, first: str) -> Half:
@@ -115,23 +142,24 @@ def _half(tensor: torch.Tensor, first: str) -> Half:
     return half.numpy()
 
 
-def _save(path: Path, array: npt.NDArray[Any]) -> None:
-    with path.open("wb") as file:
-        np.save(file, array, allow_pickle=False)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """A cache's arrays, mapped."""
+    """A cache's arrays, mapped; shards when they are first asked for."""
 
-    states: Half  # rows c
-    starts: npt.NDArray[np.int64]
-    pooled: Half
+    path: Path
     captions: npt.NDArray[np.uint64]  # sorted
     length: int
     width: int
+    shards: dict[int, Shard] = field(default_factory=dict)
+
+    def rows(self, place: int) -> tuple[Half, Half]:
+        """States, m c, and the pooled vector of a caption."""
+        shard, row = divmod(place, SHARD_CAPTIONS)
+        if shard not in self.shards:
+            starts, pooled, states = (np.load(part_path(self.path, shard, part), mmap_mode="r") for part in PARTS)
+            self.shards[shard] = starts, pooled, states
+        starts, pooled, states = self.shards[shard]
+        return states[starts[row] : starts[row + 1]], pooled[row]
 
 
 @dataclass(frozen=True)
@@ -146,9 +174,8 @@ class CachedText:
         states, mask, pooled = _blank(len(captions), cache.length, cache.width)
         for row, caption in enumerate(captions):
             if caption:
-                place = self._find(caption)
-                found = cache.states[cache.starts[place] : cache.starts[place + 1]]
-                states[row, : len(found)], mask[row, : len(found)], pooled[row] = found, True, cache.pooled[place]
+                found, pooled[row] = cache.rows(self._find(caption))
+                states[row, : len(found)], mask[row, : len(found)] = found, True
         return TextStates(torch.from_numpy(states), torch.from_numpy(mask), torch.from_numpy(pooled))
 
     def __reduce__(self) -> tuple[type[CachedText], tuple[Path]]:
@@ -174,8 +201,7 @@ class CachedText:
         if not is_whole(self.path):
             raise UserError(f"{self.path} is not a whole text cache; run `tessera data prepare RUN` to make it")
         manifest = json.loads((self.path / "manifest.json").read_text(encoding="utf8"))
-        states, starts, pooled, captions = (np.load(self.path / name, mmap_mode="r", allow_pickle=False) for name in FILES)
-        return _Opened(states, starts, pooled, captions, manifest["length"], manifest["width"])
+        return _Opened(self.path, np.load(self.path / "captions.npy", mmap_mode="r"), manifest["length"], manifest["width"])
 
 
 def _blank(count: int, length: int, width: int) -> tuple[Half, npt.NDArray[np.bool_], Half]:

@@ -15,8 +15,8 @@ from tessera.data.draws import drawn_caption
 from tessera.data.loader import Feed, SampleLoader
 from tessera.data.mixing import MixedSamples
 from tessera.data.order import Indices
-from tessera.data.prepare import Ids, TokenCache
 from tessera.data.sources import Source, captions_of, split_indices
+from tessera.data.token_cache import Ids, TokenCache
 from tessera.randomness import mix
 
 

@@ -40,10 +40,11 @@ class NonFinite(Exception):
 
 
 class Stopped(Exception):
-    """A signal asked us to stop; the state is saved."""
+    """A signal asked us to stop; the state is saved. Without a step nothing was trained, and what is written stays."""
 
-    def __init__(self, number: int, step: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name} after step {step}; state saved")
+    def __init__(self, number: int, step: int | None) -> None:
+        done = "; what is written stays" if step is None else f" after step {step}; state saved"
+        super().__init__(f"stopped by {signal.Signals(number).name}{done}")
         self.number = number
 
 

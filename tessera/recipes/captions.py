@@ -35,11 +35,13 @@ def training_text(config: TextConfig, feed: Feed) -> ReadText:
         return reader(config)
     encoder = load_frozen(config, feed.device)
     captions = [caption for index in range(len(feed.source)) for caption in captions_of(feed.source, index)]
-    if feed.cut.rank == 0:
-        feed.say(f"cache: {len(set(captions)):,} captions through {config.kind}, in {feed.caches}")
-        write_text_states(feed.caches, captions, encoder.encode, encoder.fingerprint)
-    feed.wait()
-    return CachedText(write_text_states(feed.caches, captions, encoder.encode, encoder.fingerprint))  # by now it only names it
+    feed.say(f"cache: {len(set(captions)):,} captions through {config.kind}, in {feed.caches}")
+    states = write_text_states(
+        feed.caches, captions, encoder.encode, encoder.fingerprint, rank=feed.cut.rank, world_size=feed.cut.world_size,
+        wait=feed.wait, check=feed.check,
+    )  # fmt: skip
+    feed.uses(states)
+    return CachedText(states)
 
 
 class Prompts:

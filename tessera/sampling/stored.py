@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -144,13 +144,14 @@ def is_exported(train: Train) -> bool:
 
 
 def read_stage(run: Path, recipe: Recipe, current: Any, train: Train, wanted: str = "latest") -> StoredStage:
-    """A trained stage of a run: of a checkpoint's name or of the hash of its weights."""
+    """A trained stage of a run: of a checkpoint's name or of the hash of its weights. One from elsewhere may be of another
+    recipe; its nets are built as this run uses them."""
     if is_exported(train):
         origin = Path(str(train.origin))
         found = open_export(origin.parent).stages[origin.name]
         if re.fullmatch("[0-9a-f]{64}", wanted) and found.hash != wanted:
             raise UserError(f"{origin} has changed since other stages of this run were trained on it; put the old export back")
-        return found
+        return used_as(train, found)
     home, name = home_of(run, train), train.name
     if train.origin is not None:
         name = home.parent.name
@@ -164,7 +165,12 @@ def read_stage(run: Path, recipe: Recipe, current: Any, train: Train, wanted: st
                 f"put it back, or train those stages anew in a new run"
             )
         wanted = fitting[-1]
-    return _read_checkpoint(home, recipe, current, name, wanted)
+    return used_as(train, _read_checkpoint(home, recipe, current, name, wanted))
+
+
+def used_as(train: Train, found: StoredStage) -> StoredStage:
+    """What was found, with nets as `train` builds them."""
+    return found if train.origin is None else replace(found, train=replace(found.train, serves=train.serves))
 
 
 def needed_by_others(run: Path, trains: Mapping[str, Train], name: str) -> str | None:

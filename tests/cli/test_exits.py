@@ -37,7 +37,7 @@ Run = Any  # the fixture `tessera`: arguments -> code, out, err
         (NonFinite("step 3: loss nan"), 3, "step 3: loss nan. Look at those samples, lower the learning rate"),
         (NonFiniteWeights("critic/out.weight holds"), 3, "tessera resume RUN"),
         (Stopped(signal.SIGTERM, 7), 143, "stopped by SIGTERM after step 7; state saved; go on with `tessera resume RUN`"),
-        (Stopped(signal.SIGINT, 7), 130, "stopped by SIGINT"),
+        (Stopped(signal.SIGINT, None), 130, "stopped by SIGINT; what is written stays; go on with `tessera resume RUN`"),
         (RankLost("rank 0 lost another rank"), 1, "rank 0 lost another rank; go on with `tessera resume RUN`"),
         (
             OSError(28, "No space left on device", "r/env.json"),

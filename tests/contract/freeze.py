@@ -109,6 +109,11 @@ SETS = {  # a recipe, or RECIPE-KIND
         "tokenizer.critic={kind: frames, widths: [4, 4], start_step: 3, warmup_steps: 2, weight: 0.02}",
         "base.critic={kind: net, model: {width: 16, depth: 1, heads: 2}, optim: {lr: 1.0e-2, warmup_steps: 2}}",
     ),
+    "phenaki-frames": (
+        *CLIPS,
+        "tokenizer.model={kind: frames, widths: [4, 4, 4], blocks: [1, 0, 1], quantizer: {kind: fsq, levels: [4, 4]}}",
+        "tokenizer.critic={kind: frames, widths: [4, 4], start_step: 3, warmup_steps: 2, weight: 0.02}",
+    ),
 }
 
 

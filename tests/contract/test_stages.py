@@ -110,6 +110,15 @@ SMALL = {
             "temporal_depth: 1}",
         ),
     ),
+    "phenaki-frames": Small(
+        lambda out: write_digits(out, 40, 0, image_size=32, frames=11),
+        (
+            *CLIPS,
+            "tokenizer.model={kind: frames, widths: [16, 16, 16], blocks: [1, 1, 1], dropout: 0.1}",
+            "tokenizer.critic={kind: clips, widths: [8, 8], start_step: 3, warmup_steps: 1, adaptive: true, penalty: {every: 2}}",
+        ),
+        quiet=(*QUIET_CLIPS, "tokenizer.model={kind: frames, widths: [16, 16, 16], blocks: [1, 1, 1]}"),
+    ),
     "muse": Small(
         lambda out: write_shapes(out, 40, 0, image_size=32),
         (

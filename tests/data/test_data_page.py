@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +20,9 @@ from tessera.data.sources import Stored
 from tessera.media.clip_files import encode_mp4
 from tessera.media.clips import VIDEO_SUFFIXES, Clip
 from tessera.media.images import IMAGE_SUFFIXES
+from tests.small import generated, pictures, workshop
+
+__all__ = ["generated", "pictures", "workshop"]
 
 PAGE = (Path(__file__).parents[2] / "docs/data.md").read_text(encoding="utf8")
 EXAMPLES = re.findall(r"```folder\n(.*?)```\n```samples\n(.*?)```", PAGE, flags=re.DOTALL)
@@ -99,3 +104,15 @@ def test_the_page_has_an_example_of_every_convention() -> None:
         assert part in text
     assert PAGE.count("```folder") == PAGE.count("```samples") == len(EXAMPLES) == 8
     assert PAGE.count("```clips") == PAGE.count("```found") == len(CLIP_EXAMPLES) == 5
+
+
+def test_the_token_cache_is_read_as_the_page_says(generated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(generated, tmp_path / "runs" / "muse-001")
+    monkeypatch.chdir(tmp_path)
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(example, "docs/data.md", "exec"), names)
+    assert names["ids"].shape == names["cache"].grid == (8, 8)
+    assert names["length"] is None
+    assert names["index"] == 29
+    assert names["text"] == []

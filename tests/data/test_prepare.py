@@ -21,14 +21,16 @@ from tessera.config import ImageDataConfig, UserError
 from tessera.data import prepare
 from tessera.data.loader import Feed, frame
 from tessera.data.order import Cut
-from tessera.data.prepare import TokenCache, TokenPlan, cache_folder, write_tokens
-from tessera.data.sources import ImageFolder
+from tessera.data.prepare import TokenPlan, cache_folder, write_tokens
+from tessera.data.sources import ImageFolder, captions_of
 from tessera.data.synth.shapes import write_shapes
+from tessera.data.token_cache import TokenCache
 from tessera.data.tokens import TokenLoader
 from tessera.randomness import mix, mix_text
 from tessera.text.encoders import NoTextReader
 
 WHOLE = Cut(4, None, 0, 1)
+FACTS = {"num_samples": 2, "views": 1, "grid": [1], "tokenizer": "", "vocab_size": 2, "resolution": 16, "faults": {}}
 VARIED = {"crop": "random", "zoom": 1.5, "flip": "always"}
 
 
@@ -99,6 +101,55 @@ def test_ids_are_stored_in_that_type(shapes: Path, tmp_path: Path) -> None:
     for vocab_size, kind in ((256, "uint8"), (1000, "uint16")):
         folder = write_tokens(feed, plan_of(feed, vocab_size=vocab_size), encode)
         assert np.load(folder / "00000.npy").dtype == kind
+
+
+# ---- keys and captions
+
+
+def test_it_knows_keys_and_captions_without_its_source(shapes: Path, tmp_path: Path) -> None:
+    data = Path(shutil.copytree(shapes, tmp_path / "data"))
+    feed = feed_of(data, tmp_path / "caches")
+    folder = write_tokens(feed, plan_of(feed), encode)
+    wanted = [(feed.source.key(index), (feed.source.caption(index),)) for index in range(20)]
+    shutil.rmtree(data)
+    cache = pickle.loads(pickle.dumps(TokenCache(str(folder))))
+    assert [(cache.key(index), cache.captions(index)) for index in range(20)] == wanted
+    assert all(text for _, (text,) in wanted)
+    assert (cache.tokenizer, cache.vocab_size, cache.resolution) == ("weights", 256, 16)
+    assert len(pickle.dumps(cache)) < 1000, "they are not sent to workers"
+
+
+def test_captions_that_change_are_written_alone(shapes: Path, tmp_path: Path) -> None:
+    data = Path(shutil.copytree(shapes, tmp_path / "data"))
+    folder = write_tokens(feed_of(data, tmp_path), plan_of(feed_of(data, tmp_path)), encode)
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    table = data / "metadata.jsonl"
+    rows = [json.loads(line) for line in table.read_text().splitlines()]
+    rows[3]["text"] = ["猫", "another"]
+    table.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    feed = feed_of(data, tmp_path)
+    assert write_tokens(feed, plan_of(feed), lambda pictures: pytest.fail("encoded again")) == folder
+    after = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert [name for name in after if after[name] != before[name]] == ["samples.jsonl"]
+    cache = TokenCache(folder)
+    texts = [cache.captions(index) for index in range(20)]
+    assert texts == [captions_of(feed.source, index) for index in range(20)]
+    assert texts[3] == ("猫", "another")
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[]\n" * 20, '{"key": "a"}\n' * 20, '{"key": "a", "captions": []}\n' * 19])
+def test_lost_or_damaged_captions_are_told_and_written_anew(content: str | None, shapes: Path, tmp_path: Path) -> None:
+    feed = feed_of(shapes, tmp_path)
+    folder = write_tokens(feed, plan_of(feed), encode)
+    path = folder / "samples.jsonl"
+    whole = path.read_bytes()
+    path.unlink() if content is None else path.write_text(content)
+    cache = TokenCache(folder)
+    assert cache.ids(3).shape == (4, 4), "ids need no captions"
+    with pytest.raises(UserError, match=r"samples.jsonl cannot be read \(.*; `tessera data prepare RUN` writes it anew"):
+        cache.key(0)
+    write_tokens(feed, plan_of(feed), encode)
+    assert path.read_bytes() == whole
 
 
 # ---- its key
@@ -198,6 +249,7 @@ def test_a_death_inside_leaves_whole_shards(shapes: Path, tmp_path: Path) -> Non
     folder = cache_folder(feed, plan_of(feed))
     with pytest.raises(UserError, match=r"is no finished token cache .*; delete it, and it is made anew"):
         TokenCache(folder)
+    (folder / "00001.tmp-7").write_bytes(b"half")
     assert bytes_of(write_tokens(feed, plan_of(feed), encode)) == wanted
 
 
@@ -296,7 +348,7 @@ def test_it_is_small_to_send_to_workers(shapes: Path, tmp_path: Path) -> None:
     assert np.array_equal(pickle.loads(sent).ids(19, 3), cache.ids(19, 3))
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", json.dumps({"views": 1})])
+@pytest.mark.parametrize("content", ["", "{", "[]", json.dumps({"views": 1}), json.dumps({**FACTS, "shard_samples": 0})])
 def test_a_damaged_manifest_is_told(content: str, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(content)
     with pytest.raises(UserError, match="is no finished token cache"):

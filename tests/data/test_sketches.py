@@ -21,9 +21,10 @@ from tessera.data.folders import list_folder
 from tessera.data.loader import Feed
 from tessera.data.opening import open_source
 from tessera.data.order import Cut
-from tessera.data.prepare import TokenCache, TokenPlan, cache_folder, sketched_steps, write_tokens
+from tessera.data.prepare import TokenPlan, cache_folder, sketched_steps, write_tokens
 from tessera.data.sketches import sketch_at
 from tessera.data.sources import Source
+from tessera.data.token_cache import TokenCache
 from tessera.data.tokens import TokenLoader
 from tessera.media.edges import edges
 from tessera.recipes.phenaki.config import PhenakiConfig

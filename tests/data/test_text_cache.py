@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import signal
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from tessera.batches import TextStates
 from tessera.config import UserError
+from tessera.data import text_cache
 from tessera.data.text_cache import CachedText, is_whole, write_text_states
 from tessera.randomness import mix_text
 
@@ -67,7 +69,7 @@ def test_each_distinct_caption_is_encoded_once_and_stored_without_padding(tmp_pa
     assert path.parent == tmp_path
     assert path.name.startswith("text-")
     assert len(path.name) == len("text-") + 16
-    states = np.load(path / "states.npy")
+    states = np.load(path / "00000.states.npy")
     assert states.shape == (3 + 3 + 1 + 1 + 6 + 3, WIDTH)
     hashes = np.load(path / "captions.npy")
     assert hashes.dtype == np.uint64
@@ -148,15 +150,68 @@ def test_workers_read_the_same(tmp_path: Path) -> None:
         assert found.states.equal(read([CAPTIONS[index]], [""]).states)
 
 
-def test_an_error_leaves_nothing_behind(tmp_path: Path) -> None:
+# ---- shards
+
+MANY = [f"caption {index} " + "word " * (index % 7) for index in range(20)]
+
+
+@pytest.fixture
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four of them, the last one shorter."""
+    monkeypatch.setattr(text_cache, "SHARD_CAPTIONS", 6)
+    monkeypatch.setattr(text_cache, "CHUNK", 4)
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_shards_are_read_as_one(tmp_path: Path) -> None:
+    path, _ = write(tmp_path, MANY)
+    assert len(list(path.glob("*.states.npy"))) == 4
+    found, wanted = CachedText(path)(MANY, MANY), Encoder()(MANY)
+    assert found.states.equal(wanted.states.half())
+    assert found.pooled.equal(wanted.pooled.half())
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_after_an_error_what_is_missing_is_made_and_no_more(tmp_path: Path) -> None:
+    whole, encoder = bytes_of(write(tmp_path / "whole", MANY)[0]), Encoder()
+
     def fail(captions: Sequence[str | None]) -> TextStates:
-        if any(captions):
+        if len(encoder.asked) >= 8:  # in the second shard
             raise RuntimeError("out of memory")
-        return Encoder()(captions)
+        return encoder(captions)
 
     with pytest.raises(RuntimeError, match="out of memory"):
-        write_text_states(tmp_path, CAPTIONS, fail, "one")
-    assert list(tmp_path.iterdir()) == []
+        write_text_states(tmp_path / "broken", MANY, fail, "one")
+    (left,) = (tmp_path / "broken").iterdir()
+    assert not is_whole(left)
+    (left / "00001.states.tmp-7").write_bytes(b"half")
+    path, again = write(tmp_path / "broken", MANY)
+    assert path == left
+    assert len(again.asked) == 14, "all but the first shard"
+    assert bytes_of(path) == whole
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_ranks_share_the_shards(tmp_path: Path) -> None:
+    whole, barrier = write(tmp_path / "one", MANY)[0], threading.Barrier(3, timeout=20)
+    encoders = [Encoder() for _ in range(3)]
+
+    def work(rank: int) -> None:
+        write_text_states(
+            tmp_path / "three", MANY, encoders[rank], "one", rank=rank, world_size=3, wait=lambda: barrier.wait() and None
+        )
+
+    ranks = [threading.Thread(target=work, args=(rank,)) for rank in range(3)]
+    for thread in ranks:
+        thread.start()
+    for thread in ranks:
+        thread.join()
+    assert [len(encoder.asked) for encoder in encoders] == [8, 6, 6], "the first has the short one, too"
+    assert bytes_of(tmp_path / "three" / whole.name) == bytes_of(whole)
 
 
 def test_a_kill_in_the_middle_leaves_no_half_cache(tmp_path: Path) -> None:
@@ -175,21 +230,23 @@ def test_a_kill_in_the_middle_leaves_no_half_cache(tmp_path: Path) -> None:
         time.sleep(0.01)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    assert list((tmp_path / "caches").glob("text-*")) == []
-    assert len(list((tmp_path / "caches").iterdir())) == 1
+    (left,) = (tmp_path / "caches").iterdir()
+    assert not is_whole(left)
+    with pytest.raises(UserError, match="not a whole text cache"):
+        CachedText(left)(["x"], [""])
     path, encoder = write(tmp_path / "caches")
+    assert path == left
     assert is_whole(path)
     assert encoder.asked
-    assert list((tmp_path / "caches").iterdir()) == [path], "what the kill left is gone"
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "manifest"])
 def test_a_damaged_cache_is_made_anew(tmp_path: Path, damage: str) -> None:
     path, _ = write(tmp_path)
     if damage == "gone":
-        (path / "pooled.npy").unlink()
+        (path / "00000.pooled.npy").unlink()
     elif damage == "cut":
-        os.truncate(path / "states.npy", 200)
+        os.truncate(path / "00000.states.npy", 200)
     else:
         (path / "manifest.json").write_text("{")
     assert not is_whole(path)
@@ -213,4 +270,4 @@ def test_numbers_beyond_half_precision_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match="float16 cannot hold"):
         write_text_states(tmp_path, CAPTIONS, large, "one")
-    assert list(tmp_path.iterdir()) == []
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]

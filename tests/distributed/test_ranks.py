@@ -220,7 +220,7 @@ def test_five_steps_of_a_generator(stage: str, micro: str, parallel: str, worksh
 def test_caches_of_two_ranks_are_those_of_one(workshop: Path, shapes: Path) -> None:
     one, two = (train_generators(workshop, shapes, ranks) / "cache" for ranks in (1, 2))
     files = sorted(path.relative_to(one) for path in one.rglob("*") if path.is_file())
-    assert len(files) == 6, "ids, faults and manifest of two grids"
+    assert len(files) == 8, "ids, faults, samples and manifest of two grids"
     assert sorted(path.relative_to(two) for path in two.rglob("*") if path.is_file()) == files
     assert all((one / file).read_bytes() == (two / file).read_bytes() for file in files)
 

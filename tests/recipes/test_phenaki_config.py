@@ -32,6 +32,7 @@ def resolved(*sets: str, preset: str = "small") -> Any:
         (["sample.overlap=13"], "13 leaves no room for new frames in a window of 17; use at most 12, or null"),
         (["data.frames=5", "sample.overlap=1"], "1 leaves no room for new frames in a window of 5; set it to null"),
         (["tokenizer.model.kind=cvivit", "data.frames=9"], "window 5 is more than the 3 latent frames of a training clip"),
+        (["tokenizer.model.kind=frames", "sample.overlap=16"], "16 leaves no room for new frames .*; use at most 15, or null"),
         (["data.resolution=16", "tokenizer.critic={kind: clips, widths: [8, 8, 8, 8, 8, 8]}"], "a frame of 16 pixels 5 times"),
     ],
     ids=str,
@@ -51,6 +52,7 @@ def test_any_length_of_training_clips_needs_no_other_value(frames: int) -> None:
     [
         ("{widths: [8, 8, 8], blocks: [0, 0, 0], time_downsamples: 1}", ("data.frames=11", "data.resolution=20"), (6, 5, 5)),
         ("{kind: cvivit, width: 16, heads: 2, patch: 4, time_patch: 2}", ("data.frames=5", "data.resolution=20"), (3, 5, 5)),
+        ("{kind: frames, widths: [8, 8, 8], blocks: [0, 0, 0]}", ("data.frames=6", "data.resolution=20"), (6, 5, 5)),
         ("{quantizer: {kind: residual, num_quantizers: 3}}", (), (5, 8, 8, 3)),
     ],
 )
@@ -94,7 +96,11 @@ def test_a_tokenizer_from_elsewhere_brings_its_architecture() -> None:
     with torch.device("meta"):
         assert steps(made)[1].serves()["generator"].embed.vocab_size == 64
     for wrong, said in (
-        (pipeline.resolve("muse", preset="tiny"), "is of recipe muse and holds no tokenizer of clips"),
+        (
+            pipeline.resolve("meshgpt", preset="tiny", sets=["tokenizer.kind=graph"]),
+            "is of recipe meshgpt and holds no tokenizer of clips or pictures; name RUN/tokenizer of a phenaki or a muse run",
+        ),
+        (pipeline.resolve("muse", sets=["data.channels=1"]), "was trained on pictures of 1 channels, data.channels is 3"),
         (resolved("data.channels=1"), "was trained on clips of 1 channels, data.channels is 3; set data.channels=1"),
     ):
         with pytest.raises(UserError, match=said):

@@ -13,16 +13,19 @@ from tessera.contracts import Context
 from tessera.nn.quantizers import FSQConfig, QuantizerConfig
 from tessera.tokenizers.video.conv import CausalConvConfig
 from tessera.tokenizers.video.cvivit import CViViTConfig
-from tessera.tokenizers.video.model import VideoTokenizer
+from tessera.tokenizers.video.frames import FramesConfig
+from tessera.tokenizers.video.model import Backbone, VideoTokenizer
 
 LEVELS = FSQConfig(levels=(8, 5, 5))
-KINDS = ("conv", "cvivit")
+KINDS = ("conv", "cvivit", "frames")
 
 
-def model_config(kind: str, quantizer: QuantizerConfig = LEVELS) -> CausalConvConfig | CViViTConfig:
-    """Stride 4, time stride 4."""
+def model_config(kind: str, quantizer: QuantizerConfig = LEVELS) -> Backbone:
+    """Stride 4, time stride 4; of `frames` 1."""
     if kind == "conv":
         return CausalConvConfig(widths=(8, 8, 12), blocks=(1, 1, 1), quantizer=quantizer)
+    if kind == "frames":
+        return FramesConfig(widths=(8, 8, 12), blocks=(1, 1, 1), quantizer=quantizer)
     return CViViTConfig(width=16, heads=2, spatial_depth=1, temporal_depth=2, patch=4, window=2, quantizer=quantizer)
 
 

@@ -12,12 +12,15 @@ from tessera.config import Config
 from tessera.nn.attention import EncoderBlock
 from tessera.nn.positions import rotary_angles
 from tessera.nn.quantizers import FSQConfig, LFQConfig, QuantizerConfig, ResidualConfig, VQConfig
+from tessera.tokenizers.image.model import ImageTokenizer, ImageTokenizerConfig
 from tessera.tokenizers.video.conv import CausalConvConfig, TimeBlock, TimeDownsample, TimeUpsample
 from tessera.tokenizers.video.cvivit import CViViTConfig, WindowBlock
+from tessera.tokenizers.video.frames import FramesConfig
 from tessera.tokenizers.video.model import VideoTokenizer, VideoTokenizerConfig, held, num_frames, num_latent
-from tests.tokenizers.clips import KINDS, noise, tokenizer
+from tests.tokenizers.clips import KINDS, noise, rouse, tokenizer
 
-both = pytest.mark.parametrize("kind", KINDS)
+every = pytest.mark.parametrize("kind", KINDS)
+timed = pytest.mark.parametrize("kind", ["conv", "cvivit"])
 
 
 def double(kind: str) -> VideoTokenizer:
@@ -35,7 +38,7 @@ def test_counts_of_frames_and_latents() -> None:
         assert num_latent(num_frames(latents, stride), stride) == latents
 
 
-@both
+@timed
 @pytest.mark.parametrize("length", [2, 3, 4, 6, 16])
 def test_other_lengths_are_refused(kind: str, length: int) -> None:
     near = num_frames(num_latent(length, 4), 4)
@@ -43,18 +46,18 @@ def test_other_lengths_are_refused(kind: str, length: int) -> None:
         tokenizer(kind).encode(noise(1, length))
 
 
-@both
+@every
 def test_other_sizes_are_refused(kind: str) -> None:
     with pytest.raises(ValueError, match="8 x 10 pixels cannot be divided by the tokenizer's stride 4"):
         tokenizer(kind).encode(torch.zeros(1, 3, 5, 8, 10))
 
 
-@both
+@every
 @pytest.mark.parametrize(("length", "latents"), [(1, 1), (5, 2), (17, 5)])
 def test_shapes_and_range(kind: str, length: int, latents: int) -> None:
     net, clips = tokenizer(kind), noise(2, length, 8)[..., :4]
     ids = net.encode(clips)
-    assert ids.shape == (2, latents, 2, 1)
+    assert ids.shape == (2, length if kind == "frames" else latents, 2, 1)
     assert ids.min() >= 0
     assert ids.max() < net.vocab_size == 200
     decoded = net.decode(ids)
@@ -70,40 +73,43 @@ def test_shapes_and_range(kind: str, length: int, latents: int) -> None:
 # ---- causality
 
 
-@both
+@every
 @pytest.mark.parametrize("length", [5, 9, 21])
 def test_a_prefix_is_encoded_as_in_the_whole(kind: str, length: int) -> None:
     net, clips = double(kind), noise(2, length).double()
     latents, ids = net.latent(clips), net.encode(clips)
     for count in range(1, latents.shape[1]):  # the first: a picture
-        start = clips[:, :, : num_frames(count, 4)]
+        end = num_frames(count, net.time_stride)
+        start = clips[:, :, :end]
         torch.testing.assert_close(net.latent(start), latents[:, :count], rtol=0, atol=1e-10)
         assert torch.equal(net.encode(start), ids[:, :count])
-        torch.testing.assert_close(net.decode(ids[:, :count]), net.decode(ids)[:, :, : num_frames(count, 4)], rtol=0, atol=1e-10)
+        torch.testing.assert_close(net.decode(ids[:, :count]), net.decode(ids)[:, :, :end], rtol=0, atol=1e-10)
 
 
-@both
+@every
 def test_gradients_reach_no_later_frame(kind: str) -> None:
     """And they do reach what a latent frame holds."""
-    net, clips = double(kind), noise(1, 13).double().requires_grad_(True)
+    net = double(kind)
+    stride = net.time_stride
+    clips = noise(1, num_frames(4, stride)).double().requires_grad_(True)
     latents = net.latent(clips)
     for index in range(4):
         (slope,) = torch.autograd.grad(latents[:, index].sum(), clips, retain_graph=True)
         own = slope.abs().sum((0, 1, 3, 4))
-        last = 4 * index
+        last = stride * index
         assert not own[last + 1 :].any()
-        assert own[max(0, last - 3) : last + 1].all()
+        assert own[max(0, last - stride + 1) : last + 1].all()
     codes = torch.randn(1, 3, 4, 2, 2, dtype=torch.float64, requires_grad=True)
     frames, _ = net.decoder(codes)
-    for index in range(13):
+    for index in range(clips.shape[2]):
         (slope,) = torch.autograd.grad(frames[:, :, index].sum(), codes, retain_graph=True)
         own = slope.abs().sum((0, 1, 3, 4))
-        last = (index + 3) // 4
+        last = (index + stride - 1) // stride
         assert not own[last + 1 :].any()
         assert own[last] > 0
 
 
-@both
+@every
 def test_what_lies_behind_a_clips_end_does_not_count(kind: str) -> None:
     net, clips, lengths = double(kind), noise(3, 13).double(), torch.tensor([1, 6, 9])
     other = clips.clone()
@@ -120,7 +126,7 @@ def test_what_lies_behind_a_clips_end_does_not_count(kind: str) -> None:
 # ---- decoding in parts
 
 
-@both
+@every
 @pytest.mark.parametrize("parts", [(6,), (1, 1, 1, 1, 1, 1), (2, 4), (1, 3, 2), (5, 1)])
 def test_parts_in_a_row_are_the_whole(kind: str, parts: tuple[int, ...]) -> None:
     net = double(kind)
@@ -128,12 +134,12 @@ def test_parts_in_a_row_are_the_whole(kind: str, parts: tuple[int, ...]) -> None
     memory, made = None, []
     for part in ids.split(list(parts), dim=1):
         frames, memory = net.decode_more(part, memory)
-        assert frames.shape[2] == (4 * part.shape[1] if made else num_frames(part.shape[1], 4))
+        assert frames.shape[2] == (net.time_stride * part.shape[1] if made else num_frames(part.shape[1], net.time_stride))
         made.append(frames)
     torch.testing.assert_close(torch.cat(made, dim=2), net.decode(ids), rtol=0, atol=1e-10)
 
 
-@both
+@timed
 def test_the_memory_does_not_grow(kind: str) -> None:
     net = tokenizer(kind).eval()
     ids = torch.randint(0, net.vocab_size, (1, 12, 2, 2), generator=torch.Generator().manual_seed(0))
@@ -147,6 +153,41 @@ def test_the_memory_does_not_grow(kind: str) -> None:
     first = [kept.clone() for kept in memory or ()]
     net.decode_more(ids[:, :1], memory)  # the same memory may be gone on from twice
     assert all(torch.equal(a, b) for a, b in zip(first, memory or (), strict=True))
+
+
+# ---- frame by frame
+
+
+@pytest.mark.parametrize("quantizer", [FSQConfig(levels=(4, 4)), VQConfig(codes=32, width=4)], ids=lambda q: q.kind)
+def test_frames_are_the_image_tokenizers_pictures(quantizer: QuantizerConfig) -> None:
+    """With its weights, under its names."""
+    image_config = ImageTokenizerConfig(widths=(8, 8, 12), blocks=(1, 0, 2), decoder_blocks=(0, 2, 1), quantizer=quantizer)
+    torch.manual_seed(0)
+    image = ImageTokenizer(image_config, 3)
+    rouse(image)
+    image.latent_mean.fill_(0.3)
+    image.latent_variance.fill_(0.2)
+    net = VideoTokenizer(FramesConfig.of(image_config), 3)
+    net.load_state_dict(image.state_dict())  # strict: the same names and shapes
+    net, image = net.double().eval(), image.double().eval()
+    clips = noise(2, 5, 16).double()
+    ids, made = net.encode(clips), net(clips)
+    assert ids.shape == (2, 5, 4, 4)
+    assert len(ids.unique()) > 4
+    for index in range(5):
+        frame = clips[:, :, index]
+        assert torch.equal(ids[:, index], image.encode(frame))
+        one, there_and_back = image.decode(ids[:, index]), image(frame)
+        torch.testing.assert_close(net.decode(ids)[:, :, index].double(), one.double(), rtol=0, atol=1e-6)
+        torch.testing.assert_close(made.latents[:, index], there_and_back.latents, rtol=0, atol=1e-10)
+        torch.testing.assert_close(made.frames[:, :, index].float(), there_and_back.images, rtol=0, atol=1e-6)
+        torch.testing.assert_close(net.encode_latent(clips)[:, :, index], image.encode_latent(frame), rtol=0, atol=1e-10)
+
+
+def test_frames_need_no_memory() -> None:
+    net = tokenizer("frames")
+    _, memory = net.decode_more(net.encode(noise(1, 3)))
+    assert memory == ()
 
 
 # ---- layers, written out
@@ -232,14 +273,14 @@ def test_a_window_as_long_as_the_clip_is_plain_causal_attention() -> None:
 CHAIN = ResidualConfig(quantizer=VQConfig(codes=16, width=4), num_quantizers=3)
 
 
-@both
+@every
 @pytest.mark.parametrize(
     "quantizer", [FSQConfig(levels=(4, 4)), LFQConfig(bits=6), VQConfig(codes=32, width=4), CHAIN], ids=lambda q: q.kind
 )
 def test_every_quantizer(kind: str, quantizer: QuantizerConfig) -> None:
     net = tokenizer(kind, quantizer)
     ids = net.encode(noise(2, 5))
-    assert ids.shape == (2, 2, 2, 2, *((3,) if isinstance(quantizer, ResidualConfig) else ()))
+    assert ids.shape == (2, 5 if kind == "frames" else 2, 2, 2, *((3,) if isinstance(quantizer, ResidualConfig) else ()))
     assert ids.max() < net.vocab_size == quantizer.vocab_size
     first, memory = net.decode_more(ids[:, :1])
     rest, _ = net.decode_more(ids[:, 1:], memory)
@@ -252,10 +293,12 @@ class Holder(Config):
 
 def test_the_kind_chooses_the_backbone() -> None:
     assert isinstance(Holder.model_validate({"model": {"kind": "cvivit", "patch": 4}}).model, CViViTConfig)
+    assert isinstance(Holder.model_validate({"model": {"kind": "frames"}}).model, FramesConfig)
     found = Holder.model_validate({"model": {"kind": "conv", "time_downsamples": 1}}).model
     assert isinstance(found, CausalConvConfig)
     assert (found.stride, found.time_stride) == (8, 2)
     assert (Holder().model.stride, Holder().model.time_stride) == (8, 4)
+    assert (FramesConfig().stride, FramesConfig().time_stride) == (8, 1)
 
 
 @pytest.mark.parametrize(("downsamples", "stride"), [(0, 1), (1, 2), (2, 4)])
@@ -277,6 +320,7 @@ def test_impossible_configs_are_refused() -> None:
 def test_the_default_is_of_the_promised_size() -> None:
     with torch.device("meta"):
         sizes = [
-            sum(p.numel() for p in VideoTokenizer(config, 3).parameters()) for config in (CausalConvConfig(), CViViTConfig())
+            sum(p.numel() for p in VideoTokenizer(config, 3).parameters())
+            for config in (CausalConvConfig(), CViViTConfig(), FramesConfig())
         ]
     assert all(10e6 < size < 20e6 for size in sizes), sizes

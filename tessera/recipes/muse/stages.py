@@ -14,8 +14,9 @@ from tessera.batches import ImageBatch, TokenBatch
 from tessera.config import Layer, UserError, build, layer_of
 from tessera.contracts import Context, Nets, Preview, Stage, Train
 from tessera.data.loader import Feed, ImageLoader
-from tessera.data.prepare import TokenCache, TokenPlan, write_tokens
+from tessera.data.prepare import TokenPlan, write_tokens
 from tessera.data.sources import Source
+from tessera.data.token_cache import TokenCache
 from tessera.data.tokens import TokenLoader
 from tessera.generators.masked.model import Low
 from tessera.media.images import encode_png

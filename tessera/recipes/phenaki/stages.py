@@ -16,8 +16,9 @@ from tessera.contracts import Context, Nets, Preview, Stage, Train
 from tessera.data.clips import ClipLoader, ClipViews
 from tessera.data.loader import Feed
 from tessera.data.picking import frame_rate
-from tessera.data.prepare import TokenCache, TokenPlan, write_tokens
+from tessera.data.prepare import TokenPlan, write_tokens
 from tessera.data.sources import Source
+from tessera.data.token_cache import TokenCache
 from tessera.data.tokens import TokenLoader
 from tessera.generators.masked.frames import plain_frames
 from tessera.media.clip_facts import DEFAULT_FPS
@@ -29,9 +30,11 @@ from tessera.nn.similarity import psnr
 from tessera.recipes.captions import settle_captions, training_text
 from tessera.recipes.masked import draw_preview, encode_exactly, facts_of, masked_nets, masked_step
 from tessera.recipes.phenaki.config import PhenakiConfig, refuse_sizes
+from tessera.tokenizers.image.model import ImageTokenizerConfig
 from tessera.tokenizers.video.critic import frames_of
+from tessera.tokenizers.video.frames import FramesConfig
 from tessera.tokenizers.video.losses import clip_mean
-from tessera.tokenizers.video.model import VideoTokenizer
+from tessera.tokenizers.video.model import Backbone, VideoTokenizer
 from tessera.tokenizers.video.stage import build_stage
 
 PREVIEW_SIDE = 96  # pixels that a frame of a preview has at least
@@ -43,22 +46,24 @@ def steps(config: PhenakiConfig) -> Sequence[Train]:
 
 
 def adopt(config: PhenakiConfig, read: Callable[[str], Any]) -> PhenakiConfig:
-    """A tokenizer that comes from elsewhere brings its own architecture."""
+    """A tokenizer that comes from elsewhere brings its own architecture; one of pictures is used frame by frame."""
     if config.base.needs.tokenizer is None:
         return config
     origin = str(Path(config.base.needs.tokenizer).absolute())
     other = read(origin)
-    if other.recipe != config.recipe:
+    model, still = other.tokenizer.model, isinstance(other.tokenizer.model, ImageTokenizerConfig)
+    if not still and not isinstance(model, Backbone):
         raise UserError(
-            f"{origin} is of recipe {other.recipe} and holds no tokenizer of clips; name RUN/tokenizer of a phenaki run"
+            f"{origin} is of recipe {other.recipe} and holds no tokenizer of clips or pictures; name RUN/tokenizer of a "
+            f"{config.recipe} or a muse run"
         )
     if other.data.channels != config.data.channels:
         raise UserError(
-            f"{origin} was trained on clips of {other.data.channels} channels, data.channels is {config.data.channels}; "
-            f"set data.channels={other.data.channels}, or name another tokenizer"
+            f"{origin} was trained on {'pictures' if still else 'clips'} of {other.data.channels} channels, data.channels is "
+            f"{config.data.channels}; set data.channels={other.data.channels}, or name another tokenizer"
         )
     changes = {
-        "tokenizer": {"model": other.tokenizer.model.model_dump(mode="json")},
+        "tokenizer": {"model": (FramesConfig.of(model) if still else model).model_dump(mode="json")},
         "base": {"needs": {"tokenizer": origin}},
     }
     made = build(PhenakiConfig, [layer_of(config, "config"), Layer.of(changes, "the tokenizer that needs.tokenizer names")])

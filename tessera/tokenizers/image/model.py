@@ -16,10 +16,10 @@ from tessera.nn.conv import Downsample, GroupNorm, ResidualBlock, Upsample, chan
 from tessera.nn.quantizers import FSQConfig, Quantized, Quantizer, QuantizerConfig
 
 
-class ImageTokenizerConfig(Config):
-    """A convolutional autoencoder around a quantizer."""
+class ConvConfig(Config):
+    """A convolutional autoencoder around a quantizer; subclasses say of what."""
 
-    kind: Literal["conv"] = "conv"
+    kind: str
     """The kind of network."""
     widths: tuple[int, ...] = Field((64, 128, 256, 256), min_length=1)
     """Channels of each level, finest first. Between two levels height and width halve: four levels, stride 8."""
@@ -33,7 +33,7 @@ class ImageTokenizerConfig(Config):
     """How latents become codes."""
 
     @model_validator(mode="after")
-    def _levels(self) -> ImageTokenizerConfig:
+    def _levels(self) -> ConvConfig:
         for name, blocks in (("blocks", self.blocks), ("decoder_blocks", self.decoder_blocks)):
             if blocks is not None and len(blocks) != len(self.widths):
                 raise ValueError(f"{name} has {len(blocks)} entries and widths {len(self.widths)}; give one number a level")
@@ -45,6 +45,13 @@ class ImageTokenizerConfig(Config):
     def stride(self) -> int:
         """Pixels per token along each axis."""
         return 2 ** (len(self.widths) - 1)
+
+
+class ImageTokenizerConfig(ConvConfig):
+    """A convolutional autoencoder around a quantizer."""
+
+    kind: Literal["conv"] = "conv"
+    """The kind of network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +71,7 @@ class Reconstruction:
 class Encoder(nn.Module):
     """b c h w -> b d h/s w/s"""
 
-    def __init__(self, config: ImageTokenizerConfig, channels: int) -> None:
+    def __init__(self, config: ConvConfig, channels: int) -> None:
         super().__init__()
         layers: list[nn.Module] = [initialise(nn.Conv2d(channels, config.widths[0], 3, padding=1))]
         for level, (width, num_blocks) in enumerate(zip(config.widths, config.blocks, strict=True)):
@@ -83,7 +90,7 @@ class Encoder(nn.Module):
 class Decoder(nn.Module):
     """b d h/s w/s -> b c h w"""
 
-    def __init__(self, config: ImageTokenizerConfig, channels: int) -> None:
+    def __init__(self, config: ConvConfig, channels: int) -> None:
         super().__init__()
         layers: list[nn.Module] = [initialise(nn.Conv2d(config.quantizer.width, config.widths[-1], 3, padding=1))]
         plan = list(enumerate(zip(config.widths, config.decoder_blocks or config.blocks, strict=True)))

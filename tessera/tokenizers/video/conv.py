@@ -18,13 +18,13 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from tessera.nn.conv import Downsample, GroupNorm, ResidualBlock, Upsample, channels_last, initialise
-from tessera.tokenizers.image.model import ImageTokenizerConfig
+from tessera.tokenizers.image.model import ConvConfig
 
 Memory = tuple[Tensor, ...]  # what layers along time keep of a clip between two calls
 REACH = 2  # frames before its own that a convolution along time sees
 
 
-class CausalConvConfig(ImageTokenizerConfig):
+class CausalConvConfig(ConvConfig):
     """Convolutions: those of the image tokenizer on every frame, and causal ones along time between them."""
 
     kind: Literal["conv"] = "conv"

@@ -14,10 +14,13 @@ from tessera.batches import num_frames, num_latent
 from tessera.nn.quantizers import Quantized
 from tessera.tokenizers.image.model import LatentTokenizer, check_size
 from tessera.tokenizers.video import conv, cvivit
+from tessera.tokenizers.video import frames as single
 from tessera.tokenizers.video.conv import CausalConvConfig, Memory
 from tessera.tokenizers.video.cvivit import CViViTConfig
+from tessera.tokenizers.video.frames import FramesConfig
 
-VideoTokenizerConfig = Annotated[CausalConvConfig | CViViTConfig, Field(discriminator="kind")]
+Backbone = CausalConvConfig | CViViTConfig | FramesConfig
+VideoTokenizerConfig = Annotated[Backbone, Field(discriminator="kind")]
 
 
 def held(frames: Tensor, lengths: Tensor) -> Tensor:
@@ -47,15 +50,17 @@ class VideoTokenizer(LatentTokenizer):
     earlier ones. Ids are b k h w, with a residual quantizer b k h w q; vocab_size is that of one id.
     """
 
-    def __init__(self, config: CausalConvConfig | CViViTConfig, channels: int) -> None:
+    def __init__(self, config: Backbone, channels: int) -> None:
         super().__init__()
         self.stride, self.time_stride = config.stride, config.time_stride
-        self.encoder: conv.Encoder | cvivit.Encoder
-        self.decoder: conv.Decoder | cvivit.Decoder
+        self.encoder: conv.Encoder | cvivit.Encoder | single.Encoder
+        self.decoder: conv.Decoder | cvivit.Decoder | single.Decoder
         if isinstance(config, CausalConvConfig):
             self.encoder, self.decoder = conv.Encoder(config, channels), conv.Decoder(config, channels)
-        else:
+        elif isinstance(config, CViViTConfig):
             self.encoder, self.decoder = cvivit.Encoder(config, channels), cvivit.Decoder(config, channels)
+        else:
+            self.encoder, self.decoder = single.Encoder(config, channels), single.Decoder(config, channels)
         self.quantize_by(config.quantizer)
 
     def forward(self, frames: Tensor, valid: Tensor | None = None) -> VideoReconstruction:

@@ -14,7 +14,7 @@ from tessera.nn.conv import ResidualBlock
 from tessera.nn.perceptual import VGG16Distance
 from tessera.tokenizers.image.critic import Critic
 from tessera.tokenizers.image.stage import autoencoder_stage, refuse_nothing
-from tessera.tokenizers.video import conv, cvivit
+from tessera.tokenizers.video import conv, cvivit, frames
 from tessera.tokenizers.video.critic import VideoCriticConfig, build_critic
 from tessera.tokenizers.video.losses import VideoLossConfig, VideoLosses
 from tessera.tokenizers.video.model import VideoTokenizer, VideoTokenizerConfig
@@ -50,7 +50,7 @@ def build_stage(config: VideoTokenizerStageConfig, channels: int, perceptual: nn
     """Fresh nets from torch's current seed."""
     losses, tokenizer = VideoLosses(config.loss, config.critic), VideoTokenizer(config.model, channels)
     critic = None if config.critic is None else build_critic(config.critic, channels)
-    halves = (conv.Encoder, conv.Decoder, cvivit.Encoder, cvivit.Decoder)
+    halves = (conv.Encoder, conv.Decoder, cvivit.Encoder, cvivit.Decoder, frames.Encoder, frames.Decoder)
     return replace(
         autoencoder_stage(config, losses, tokenizer, critic, perceptual),
         compiled=(*halves, Critic, VGG16Distance),
