@@ -1,0 +1,76 @@
+"""The loss on clips: cross-entropy of every token of the frames that a clip has, in nats; the first frame and later ones are also
+counted apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tessera.batches import TextStates, TokenBatch
+from tessera.contracts import Context, Loss, Nets
+from tessera.generators.autoregressive.grid_model import GridAutoregressive
+from tessera.generators.autoregressive.losses import LENGTH, TEXT, AutoregressiveLossConfig
+from tessera.generators.autoregressive.model import length_class
+from tessera.randomness import mix, uniform
+from tessera.text.encoders import encode_text
+
+
+@dataclass(frozen=True, slots=True)
+class GridLosses:
+    """The turn and the validation measure, for one configuration."""
+
+    config: AutoregressiveLossConfig
+
+    def turn(self, nets: Nets, batch: TokenBatch, context: Context) -> Loss:
+        """Take some captions and numbers of frames away, guess."""
+        key = mix(context.seed, context.step) >> 1
+        untold = uniform(key, context.positions, 1, TEXT)[:, 0] < self.config.text_dropout_prob
+        free = uniform(key, context.positions, 1, LENGTH)[:, 0] < self.config.length_dropout_prob
+        return guess(nets, batch, encode_text(nets, batch.text).without(untold), frames_of(batch).masked_fill(free, 0))
+
+    def measure(self, nets: Nets, batch: TokenBatch, context: Context) -> Loss:
+        """Validation: with captions, without numbers of frames."""
+        return guess(nets, batch, encode_text(nets, batch.text), torch.zeros_like(frames_of(batch)))
+
+
+def frames_of(batch: TokenBatch) -> Tensor:
+    """b int64: how many latent frames each clip has."""
+    return batch.ids.new_full((len(batch.ids),), batch.ids.shape[1]) if batch.lengths is None else batch.lengths
+
+
+def guess(nets: Nets, batch: TokenBatch, text: TextStates, told: Tensor) -> Loss:
+    """Sums over the tokens of valid clips; `told` b is the number of frames that the network is told, 0 for none."""
+    net, frames = generator_of(nets), batch.ids.shape[1]
+    logits = net(batch.ids, text, length_class(told), net.sights(frames, batch.ids.device))
+    ids = batch.ids.view(logits.shape[:-1])
+    there = (torch.arange(frames, device=ids.device) < frames_of(batch)[:, None]) & batch.valid[:, None]
+    each = F.cross_entropy(logits.flatten(0, -2), ids.flatten(), reduction="none").view(*ids.shape[:2], -1) * there[..., None]
+    right = (logits.argmax(-1) == ids).flatten(2).sum(2) * there
+    by_frame, tokens = each.detach().double().sum((0, 2)), there.sum(0).double() * each.shape[2]
+    stats = {
+        "samples": batch.valid.sum().double()[None],
+        "nats": torch.stack([by_frame[0], by_frame[1:].sum()]),
+        "tokens": torch.stack([tokens[0], tokens[1:].sum()]),
+    }
+    return Loss(each.sum(), tokens.sum().float(), {"right": right.sum().float()}, stats)
+
+
+def digest(stats: Mapping[str, Tensor]) -> dict[str, float]:
+    """Bits: of a token, of a whole clip, and of a token of the first frame and of later ones."""
+    (samples,), nats, tokens = (stats[name].tolist() for name in ("samples", "nats", "tokens"))
+    bits = [some / math.log(2) for some in nats]
+    numbers = {"bits_per_token": sum(bits) / max(sum(tokens), 1), "bits_per_sample": sum(bits) / max(samples, 1)}
+    apart = zip(("first_frame", "later_frames"), bits, tokens, strict=True)
+    return numbers | {f"bits_of_{name}": some / count for name, some, count in apart if count}
+
+
+def generator_of(nets: Nets) -> GridAutoregressive:
+    """The net of that name."""
+    net = nets["generator"]
+    assert isinstance(net, GridAutoregressive)
+    return net

@@ -1,0 +1,106 @@
+"""The network on clips: token grids t h w in raster order, with nearby attention and rotary positions over the three axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tessera.batches import TextStates
+from tessera.generators.autoregressive.model import AutoregressiveConfig, Hourglass, Layer
+from tessera.nn.nearby import Grid, NearbyAttention, NearbyConfig, Reach, Sight, Slot, View, sight_of
+from tessera.nn.positions import rotary_angles
+
+
+class GridConfig(AutoregressiveConfig):
+    """A transformer over the cells of clips, each seeing what is near and came before, with a small decoder inside a cell."""
+
+    nearby: NearbyConfig = NearbyConfig()
+    """What each cell sees of the others."""
+
+
+class GridBlock(Layer):
+    """A layer whose places see those near them."""
+
+    attention: NearbyAttention
+
+    def __init__(self, config: GridConfig, text_width: int) -> None:
+        super().__init__(config, text_width, NearbyAttention(config.width, config.heads))
+
+    def forward(self, x: Tensor, text: Tensor, mask: Tensor, angles: Tensor, sight: Sight) -> Tensor:
+        """x b n d, text b m c, mask b m, angles n k"""
+        return self.along(x, lambda x: self.attention.look(x, angles, sight), text, mask)
+
+    def step(self, x: Tensor, text: Tensor, mask: Tensor, angles: Tensor, kept: Tensor, places: Tensor, view: View) -> Tensor:
+        """Some slots, x b m d; kept 2 b h n k."""
+        return self.along(x, lambda x: self.attention.step(x, angles, kept, places, view), text, mask)
+
+
+class GridAutoregressive(Hourglass):
+    """Cells of a grid t h w, of one token or of several (`codes`), each from those near and before it and the text. Frames may
+    be fewer than the grid has, or more: nothing but the first frame is told apart from the others."""
+
+    def __init__(
+        self, config: GridConfig, vocab_size: int, grid: Sequence[int], text_width: int, codes: int | None = None
+    ) -> None:
+        group = () if codes is None else (codes,)
+        super().__init__(config, vocab_size, group, text_width, lambda: GridBlock(config, text_width))
+        self.vocab_size, self.grid, self.codes = vocab_size, tuple(grid), codes
+        self.execution = config.nearby.execution
+        self.layer_reaches = tuple(config.nearby.reach(layer) for layer in range(config.depth))
+        self.places = nn.Parameter(torch.randn(self.grid[1], self.grid[2] + 1, config.width) * 0.5)
+        self.kinds = nn.Embedding(2, config.width)  # the first frame, and later ones
+
+    @property
+    def reaches(self) -> tuple[Reach, ...]:
+        """Those that differ."""
+        return tuple(dict.fromkeys(self.layer_reaches))
+
+    def slots(self, frames: int) -> Grid:
+        """Of clips of so many frames."""
+        return Grid(frames, self.grid[1], self.grid[2] + 1)
+
+    def sights(self, frames: int, device: torch.device) -> tuple[Sight, ...]:
+        """How clips of so many frames are looked at, for each of `reaches`. Made outside of what is compiled."""
+        return tuple(sight_of(reach, self.slots(frames), device, self.execution) for reach in self.reaches)
+
+    def forward(self, ids: Tensor, text: TextStates, lengths: Tensor, sights: Sequence[Sight] | None = None) -> Tensor:
+        """ids b t h w, or b t h w q of several codes; lengths b, numbers of frames as `length_class` names them -> logits
+        b t h w q v, fp32 (q is 1 for a single token)."""
+        frames = ids.shape[1]
+        sights = self.sights(frames, ids.device) if sights is None else sights
+        parts = self.embed_parts(ids if self.codes else ids[..., None])
+        coordinates = self.slots(frames).coordinates(ids.device)
+        start = self.row_start(text, lengths)[:, None, None, None].expand(-1, *ids.shape[1:3], 1, -1)
+        x = torch.cat([start, parts[0].to(start.dtype)], dim=3)  # under autocast bf16 from here on
+        x = (x + self.where(Slot(*coordinates.unbind(-1))).view(x.shape[1:]).to(x.dtype)).flatten(1, 3)
+        states, mask = self.context_of(text)
+        angles = rotary_angles(coordinates, self.head_width)
+        for block, reach in zip(self.blocks, self.layer_reaches, strict=True):
+            x = block(x, states, mask, angles, sights[self.reaches.index(reach)])
+        context = self.norm(x).unflatten(1, self.slots(frames))[:, :, :, :-1]
+        for level, below in zip(self.levels, parts[1:], strict=True):
+            context = level(context, below)
+        return self.logits(context if self.codes else context[..., None, :])
+
+    def row_start(self, text: TextStates, lengths: Tensor) -> Tensor:
+        """b d: what stands in slot 0 of every row."""
+        told = self.pooled(self.text_norm(text.pooled))
+        return told + (self.start + self.lengths(lengths)).to(told.dtype)
+
+    def where(self, slot: Slot) -> Tensor:
+        """n d: one learned vector for each place of a frame, and one for its kind. Rotation only says where slots are to each
+        other."""
+        return self.places[slot.row, slot.column] + self.kinds((slot.frame > 0).long())
+
+    def step(
+        self, x: Tensor, states: Tensor, mask: Tensor, slot: Slot, kept: Tensor, places: Tensor, views: Sequence[View]
+    ) -> Tensor:
+        """Some slots, x b m d, with kept l 2 b h n k -> what is known of the cells that they guess, b m d."""
+        angles = rotary_angles(torch.stack(slot, dim=-1), self.head_width)
+        for index, reach in enumerate(self.layer_reaches):
+            block: Any = self.blocks[index]
+            x = block.step(x, states, mask, angles, kept[index], places, views[self.reaches.index(reach)])
+        return self.norm(x)

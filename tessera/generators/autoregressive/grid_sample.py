@@ -1,0 +1,234 @@
+"""Sampling of clips: pass after pass, each drawing all cells whose turn it is. A clip is a function of its own seed, text and
+known frames, whatever the order.
+
+Keys and values of the last frames lie in a ring, so memory does not grow with a clip's length, and frames leave as soon as they
+are finished. Shapes never change: one pass is recorded once and replayed on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from tessera.batches import TextStates
+from tessera.generators.autoregressive.grid_model import GridAutoregressive
+from tessera.generators.autoregressive.grid_schedule import Schedule, Table, sequential, table_of, wavefront
+from tessera.generators.autoregressive.model import length_class
+from tessera.generators.autoregressive.sample import CHOICE, ChoiceConfig
+from tessera.nn.drawing import draw
+from tessera.nn.nearby import Grid, Ring, Slot, Window, window_of
+from tessera.nn.recording import Recording, sampling_precision, shapes_of
+from tessera.randomness import mix_tensors, uniform
+
+
+class GridSampleConfig(ChoiceConfig):
+    """How an autoregressive generator draws clips."""
+
+    order: Literal["auto", "sequential", "wavefront"] = "auto"
+    """One cell after another, or all at once that do not see each other: the same clips in fewer passes, where the generator sees
+    a window. auto takes the wavefront wherever there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is looked up in every pass."""
+
+    schedule: Schedule
+    grid: Grid  # as many frames as a cell sees
+    ring: Ring  # of slots
+    table: Table
+    windows: tuple[Window | None, ...]  # for each of the network's `reaches`; None: frames are seen whole
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What stays the same from pass to pass, and buffers that are written in place. Two branches, with text and without, are one
+    batch of twice the size."""
+
+    plan: Plan
+    seeds: Tensor  # b int64
+    start: Tensor  # b or 2b, d: what rows start with
+    states: Tensor  # b or 2b, m c: text
+    mask: Tensor  # b or 2b, m bool
+    kept: Tensor  # l 2 (b or 2b) h n k: keys and values, in the ring
+    ids: Tensor  # b n q: tokens of cells, in a ring of as many frames
+    known: Tensor  # b k q: tokens of the first frames; k may be 0
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a pass changes."""
+
+    number: Tensor  # 1 int64: of the pass
+
+
+def plan_of(net: GridAutoregressive, order: str, device: torch.device) -> Plan:
+    """The tables of one way to draw from a generator."""
+    reach = net.reaches[0]
+    grid = net.slots(reach.frames)
+    if reach.whole and order == "wavefront":
+        raise ValueError("order wavefront needs a window, and this generator sees whole frames; use order sequential")
+    windows = tuple(None if reach.whole else window_of(reach, grid, device) for reach in net.reaches)
+    local = [window for window in windows if window is not None]
+    schedule = wavefront(local, grid) if local and order != "sequential" else sequential(grid)
+    ring = Ring(reach.frames + schedule.others_in_flight(grid), grid.rows, grid.slots)
+    return Plan(schedule, grid, ring, table_of(schedule, grid, device), windows)
+
+
+class GridWriter:
+    """One way to sample from one generator."""
+
+    def __init__(self, net: GridAutoregressive, config: GridSampleConfig, bf16: bool = False) -> None:
+        self.net, self.config, self.bf16 = net, config, bf16
+        self.plans: dict[torch.device, Plan] = {}
+
+    @property
+    def guided(self) -> bool:
+        """Whether there is a second branch."""
+        return self.config.guidance != 1
+
+    def plan(self, device: torch.device) -> Plan:
+        """Made once for each device."""
+        if device not in self.plans:
+            self.plans[device] = plan_of(self.net, self.config.order, device)
+        return self.plans[device]
+
+    def prepare(
+        self, text: TextStates, seeds: Tensor, negative: TextStates | None, lengths: Tensor, known: Tensor | None
+    ) -> tuple[Setup, State]:
+        """Everything on the device, before the first pass."""
+        net, device, size = self.net, seeds.device, len(seeds)
+        plan = self.plan(device)
+        if self.guided:
+            none = text.without(torch.ones(size, dtype=torch.bool, device=device)) if negative is None else negative
+            text, lengths = text.joined(none), torch.cat([lengths, lengths])
+        with sampling_precision(device, self.bf16):
+            states, mask = net.context_of(text)
+            start = net.row_start(text, length_class(lengths))
+        kind, codes = torch.bfloat16 if self.bf16 else torch.float32, net.codes or 1
+        kept = torch.zeros(len(net.blocks), 2, len(mask), net.heads, plan.ring.size, net.head_width, dtype=kind, device=device)
+        ids = torch.zeros(size, self.cells(plan).size, codes, dtype=torch.long, device=device)
+        given = ids[:, :0] if known is None else known.reshape(size, -1, codes)
+        setup = Setup(plan, seeds, start.to(kind), states.to(kind), mask, kept, ids, given)
+        return setup, State(torch.zeros(1, dtype=torch.long, device=device))
+
+    def cells(self, plan: Plan) -> Ring:
+        """The ring of tokens: rows have no start."""
+        return plan.ring._replace(slots=plan.ring.slots - 1)
+
+    def step_once(self, setup: Setup, state: State) -> State:
+        """Goes through the slots of one pass."""
+        plan, net, cells = setup.plan, self.net, self.cells(setup.plan)
+        newest, phase = state.number // plan.schedule.frame_step, state.number % plan.schedule.frame_step
+        back, row, column, there = (
+            part.index_select(0, phase)[0] for part in (plan.table.back, plan.table.row, plan.table.column, plan.table.there)
+        )
+        there = there & (back <= newest)
+        slot = Slot((newest - back).clamp(min=0), row, column)
+        cell = row * cells.slots + column
+        with sampling_precision(setup.ids.device, self.bf16):
+            before = torch.where(column > 0, cells.at(slot.frame, cell - 1), cells.size - 1)
+            x = self.embed(setup, setup.ids.index_select(1, before), slot)
+            places = torch.where(there, plan.ring.at(slot.frame, row * plan.ring.slots + column), plan.ring.size - 1)
+            views = [plan.ring.view(reach, window, slot, newest) for reach, window in zip(net.reaches, plan.windows, strict=True)]
+            context = net.step(x, setup.states, setup.mask, slot, setup.kept, places, views)
+            choice = Choice(self, setup, slot)
+            net.write(context, choice)
+        guesses = there & (column < cells.slots)
+        setup.ids.index_copy_(
+            1, torch.where(guesses, cells.at(slot.frame, cell), cells.size - 1), torch.stack(choice.ids, dim=-1)
+        )
+        return State(state.number + 1)
+
+    def embed(self, setup: Setup, ids: Tensor, slot: Slot) -> Tensor:
+        """b m q, the tokens to the left -> b or 2b, m d."""
+        vectors = self.net.embed_parts(ids)[0].to(setup.start.dtype)
+        vectors = torch.cat([vectors, vectors]) if self.guided else vectors
+        x = torch.where((slot.column > 0)[:, None], vectors, setup.start[:, None])
+        return x + self.net.where(slot).to(x.dtype)
+
+
+class Choice:
+    """The tokens of one pass, one of each cell after another."""
+
+    def __init__(self, writer: GridWriter, setup: Setup, slot: Slot) -> None:
+        self.writer, self.ids, codes = writer, list[Tensor](), setup.ids.shape[2]
+        keys = mix_tensors(setup.seeds[:, None], *slot)  # of the cell alone: its turn is not asked
+        self.numbers = uniform(CHOICE, keys.flatten(), codes).view(*keys.shape, codes)
+        count, cells = setup.known.shape[1], setup.plan.ring.slots - 1
+        place = (slot.frame * setup.plan.ring.rows + slot.row) * cells + slot.column
+        self.given = place < count if count else None
+        self.known = setup.known.index_select(1, place.clamp(max=count - 1)) if count else setup.known
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """logits b m v or 2b m v -> ids, the same in both branches."""
+        config, index = self.writer.config, len(self.ids)
+        if self.writer.guided:
+            with_text, without = logits.chunk(2)
+            logits = without + config.guidance * (with_text - without)
+        ids = draw(logits, self.numbers[..., index], config.temperature, config.top_p, config.top_k)
+        if self.given is not None:
+            ids = torch.where(self.given, self.known[..., index], ids)
+        self.ids.append(ids)
+        return torch.cat([ids, ids]) if self.writer.guided else ids
+
+
+class GridSampler:
+    """Whole clips, of any length. On a GPU passes are recorded, once for each size of batch, text and known frames; weights are
+    read where they lie."""
+
+    def __init__(self, writer: GridWriter) -> None:
+        self.writer = writer
+        self.recordings: dict[tuple[Any, ...], Recording[Setup, State]] = {}
+        self.drawing: object = None  # the clips that are being drawn
+
+    @torch.no_grad()
+    def __call__(
+        self, text: TextStates, seeds: Tensor, frames: int, *, negative: TextStates | None = None, lengths: Tensor | None = None,
+        known: Tensor | None = None,
+    ) -> Iterator[Tensor]:  # fmt: skip
+        """ids b 1 h w, or b 1 h w q of several codes: one latent frame after another, the known ones (b k h w or b k h w q)
+        among them. `lengths` b are numbers of frames to tell the network, 0 for any. What is drawn first must be finished before
+        the same sampler draws more."""
+        self.check(frames, seeds, known)
+        net, wanted = self.writer.net, torch.zeros_like(seeds) if lengths is None else lengths
+        setup, state = self.writer.prepare(text, seeds, negative, wanted, known)
+        schedule, grid, ring = setup.plan.schedule, setup.plan.grid, self.writer.cells(setup.plan)
+        recording = self.recorded(setup, state) if seeds.device.type == "cuda" else None
+        self.drawing, done, area = (own := object()), 0, ring.rows * ring.slots
+        for number in range(schedule.last(frames - 1, grid) + 1):
+            if self.drawing is not own:
+                raise RuntimeError("this sampler has begun other clips before these were finished; use a sampler for each")
+            if recording is None:
+                state = self.writer.step_once(setup, state)
+            else:
+                recording.play()
+                setup = recording.setup
+            if number == schedule.last(done, grid):
+                first = done % ring.frames * area
+                ids = setup.ids[:, first : first + area].clone().view(len(seeds), 1, ring.rows, ring.slots, -1)
+                done += 1
+                yield ids if net.codes else ids[..., 0]
+
+    def recorded(self, setup: Setup, state: State) -> Recording[Setup, State]:
+        """One pass, ready to play."""
+        shapes = shapes_of(setup, state)
+        if shapes not in self.recordings:
+            self.recordings[shapes] = Recording(self.writer.step_once, setup, state)
+        self.recordings[shapes].load(setup, state)
+        return self.recordings[shapes]
+
+    def check(self, frames: int, seeds: Tensor, known: Tensor | None) -> None:
+        """What is asked for, before anything is drawn."""
+        if frames < 1:
+            raise ValueError(f"{frames} frames; ask for 1 or more")
+        if known is None:
+            return
+        net = self.writer.net
+        expected = (len(seeds), known.shape[1], *net.grid[1:], *((net.codes,) if net.codes else ()))
+        if tuple(known.shape) != expected or known.shape[1] > frames:
+            raise ValueError(f"known frames of shape {tuple(known.shape)}; expected {expected}, and no more than {frames} frames")
