@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from tessera.config import Config
+from tessera.config import Config, UserError
 from tessera.nn.attention import Attention
 from tessera.nn.positions import grid_coordinates
 
@@ -194,6 +194,8 @@ def sight_of(reach: Reach, grid: Grid, device: torch.device, execution: Executio
             return Causal()
         flex = device.type == "cuda" and torch.is_grad_enabled()
         execution = "dense" if grid.size < LONG else "blocks" if flex else "bands"
+    if execution == "blocks" and device.type == "cpu" and torch.is_grad_enabled():
+        raise UserError("nearby.execution blocks (FlexAttention) cannot train on a CPU; set nearby.execution to auto")
     return _made(reach, grid, device, execution)
 
 

@@ -75,7 +75,8 @@ class GridAutoregressive(Hourglass):
         coordinates = self.slots(frames).coordinates(ids.device)
         start = self.row_start(text, lengths)[:, None, None, None].expand(-1, *ids.shape[1:3], 1, -1)
         x = torch.cat([start, parts[0].to(start.dtype)], dim=3)  # under autocast bf16 from here on
-        x = (x + self.where(Slot(*coordinates.unbind(-1))).view(x.shape[1:]).to(x.dtype)).flatten(1, 3)
+        kinds = self.kinds((torch.arange(frames, device=ids.device) > 0).long())
+        x = (x + (self.places + kinds[:, None, None]).to(x.dtype)).flatten(1, 3)
         states, mask = self.context_of(text)
         angles = rotary_angles(coordinates, self.head_width)
         for block, reach in zip(self.blocks, self.layer_reaches, strict=True):
@@ -91,8 +92,8 @@ class GridAutoregressive(Hourglass):
         return told + (self.start + self.lengths(lengths)).to(told.dtype)
 
     def where(self, slot: Slot) -> Tensor:
-        """n d: one learned vector for each place of a frame, and one for its kind. Rotation only says where slots are to each
-        other."""
+        """n d: one learned vector for each place of a frame, and one for its kind, as `forward` adds them to all slots. Rotation
+        only says where slots are to each other."""
         return self.places[slot.row, slot.column] + self.kinds((slot.frame > 0).long())
 
     def step(
