@@ -12,8 +12,20 @@ from torch import Tensor
 from tessera.config import UserError
 from tessera.nn import nearby
 from tessera.nn.nearby import (
-    BLOCK, Bands, Blocks, Causal, Dense, Grid, NearbyConfig, Reach, Ring, block_mask, compiled_flex, sight_of, window_of,
-)  # fmt: skip
+    BLOCK,
+    Bands,
+    Blocks,
+    Causal,
+    Dense,
+    Grid,
+    NearbyConfig,
+    Reach,
+    Ring,
+    block_mask,
+    compiled_flex,
+    sight_of,
+    window_of,
+)
 
 CPU = torch.device("cpu")
 REACHES = [Reach(2, 3, 3, 1), Reach(3, 3, 5, 2), Reach(1, 5, 3, 1), Reach(9, 7, 1, 1), Reach(2, 0, 0, 1), Reach(9, 0, 0, 1)]

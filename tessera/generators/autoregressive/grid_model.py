@@ -40,7 +40,8 @@ class GridBlock(Layer):
 
 class GridAutoregressive(Hourglass):
     """Cells of a grid t h w, of one token or of several (`codes`), each from those near and before it and the text. Frames may
-    be fewer than the grid has, or more: nothing but the first frame is told apart from the others."""
+    be fewer than the grid has, or more. Rotation only says where slots are to each other, so there is also a learned vector for
+    each place of a frame."""
 
     def __init__(
         self, config: GridConfig, vocab_size: int, grid: Sequence[int], text_width: int, codes: int | None = None
@@ -49,7 +50,8 @@ class GridAutoregressive(Hourglass):
         super().__init__(config, vocab_size, group, text_width, lambda: GridBlock(config, text_width))
         self.vocab_size, self.grid, self.codes = vocab_size, tuple(grid), codes
         self.execution = config.nearby.execution
-        self.layer_reaches = tuple(config.nearby.reach(layer) for layer in range(config.depth))
+        reaches = (config.nearby.reach(layer) for layer in range(config.depth))
+        self.layer_reaches = tuple(reach._replace(frames=min(reach.frames, self.grid[0])) for reach in reaches)  # as in training
         self.places = nn.Parameter(torch.randn(self.grid[1], self.grid[2] + 1, config.width) * 0.5)
         self.kinds = nn.Embedding(2, config.width)  # the first frame, and later ones
 
@@ -75,13 +77,13 @@ class GridAutoregressive(Hourglass):
         coordinates = self.slots(frames).coordinates(ids.device)
         start = self.row_start(text, lengths)[:, None, None, None].expand(-1, *ids.shape[1:3], 1, -1)
         x = torch.cat([start, parts[0].to(start.dtype)], dim=3)  # under autocast bf16 from here on
-        kinds = self.kinds((torch.arange(frames, device=ids.device) > 0).long())
-        x = (x + (self.places + kinds[:, None, None]).to(x.dtype)).flatten(1, 3)
+        x = (x + self.places.to(x.dtype)).flatten(1, 3)
         states, mask = self.context_of(text)
         angles = rotary_angles(coordinates, self.head_width)
         for block, reach in zip(self.blocks, self.layer_reaches, strict=True):
             x = block(x, states, mask, angles, sights[self.reaches.index(reach)])
-        context = self.norm(x).unflatten(1, self.slots(frames))[:, :, :, :-1]
+        x = x.unflatten(1, self.slots(frames))[:, :, :, :-1]
+        context = self.known(x, torch.arange(frames, device=x.device)[:, None, None])
         for level, below in zip(self.levels, parts[1:], strict=True):
             context = level(context, below)
         return self.logits(context if self.codes else context[..., None, :])
@@ -91,10 +93,11 @@ class GridAutoregressive(Hourglass):
         told = self.pooled(self.text_norm(text.pooled))
         return told + (self.start + self.lengths(lengths)).to(told.dtype)
 
-    def where(self, slot: Slot) -> Tensor:
-        """n d: one learned vector for each place of a frame, and one for its kind, as `forward` adds them to all slots. Rotation
-        only says where slots are to each other."""
-        return self.places[slot.row, slot.column] + self.kinds((slot.frame > 0).long())
+    def known(self, x: Tensor, frame: Tensor) -> Tensor:
+        """... d, and the frames that these places are in -> what is known of the cells that they guess. Only here is the first
+        frame told apart from later ones: what others see must not say how long ago a clip began, or clips longer than those of
+        training would look like nothing that was learned."""
+        return self.norm(x + self.kinds((frame > 0).long()).to(x.dtype))
 
     def step(
         self, x: Tensor, states: Tensor, mask: Tensor, slot: Slot, kept: Tensor, places: Tensor, views: Sequence[View]
@@ -104,4 +107,4 @@ class GridAutoregressive(Hourglass):
         for index, reach in enumerate(self.layer_reaches):
             block: Any = self.blocks[index]
             x = block.step(x, states, mask, angles, kept[index], places, views[self.reaches.index(reach)])
-        return self.norm(x)
+        return self.known(x, slot.frame)

@@ -149,7 +149,7 @@ class GridWriter:
         vectors = self.net.embed_parts(ids)[0].to(setup.start.dtype)
         vectors = torch.cat([vectors, vectors]) if self.guided else vectors
         x = torch.where((slot.column > 0)[:, None], vectors, setup.start[:, None])
-        return x + self.net.where(slot).to(x.dtype)
+        return x + self.net.places[slot.row, slot.column].to(x.dtype)
 
 
 class Choice:
