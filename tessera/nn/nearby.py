@@ -177,6 +177,7 @@ class Blocks:
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attends. Not compiled it would compute all pairs, which is only good for a small test on a CPU."""
         attend: Any = flex_attention if torch.compiler.is_compiling() or query.device.type == "cpu" else compiled_flex()
+        value = value.contiguous()  # compiled for a CPU (torch 2.13), a view into a larger tensor is read from that one's start
         found: Tensor = attend(query, key, value, block_mask=self.mask)
         return found
 

@@ -14,18 +14,18 @@ from tessera.nn import nearby
 from tessera.nn.nearby import (
     BLOCK,
     Bands,
-    Blocks,
     Causal,
     Dense,
     Grid,
+    NearbyAttention,
     NearbyConfig,
     Reach,
     Ring,
     block_mask,
-    compiled_flex,
     sight_of,
     window_of,
 )
+from tessera.nn.positions import rotary_angles
 
 CPU = torch.device("cpu")
 REACHES = [Reach(2, 3, 3, 1), Reach(3, 3, 5, 2), Reach(1, 5, 3, 1), Reach(9, 7, 1, 1), Reach(2, 0, 0, 1), Reach(9, 0, 0, 1)]
@@ -99,12 +99,13 @@ def test_tiles_are_left_out_only_where_nothing_is_seen(reach: Reach) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("reach", REACHES)
 def test_compiled_blocks_are_the_dense_mask(reach: Reach) -> None:
+    torch.manual_seed(0)
     grid = Grid(7, 8, 9)
+    layer, x = NearbyAttention(32, 2).requires_grad_(False), torch.randn(2, grid.size, 32)
+    angles = rotary_angles(grid.coordinates(CPU), 16)
     with torch.no_grad():
-        parts, sight = [part.detach() for part in numbers(grid)], sight_of(reach, grid, CPU, "blocks")
-        assert isinstance(sight, Blocks)
-        found = compiled_flex()(*parts, block_mask=sight.mask)
-        torch.testing.assert_close(found, sight_of(reach, grid, CPU, "dense")(*parts), rtol=0, atol=1e-5)
+        found = torch.compile(layer.look)(x, angles, sight_of(reach, grid, CPU, "blocks"))
+        torch.testing.assert_close(found, layer.look(x, angles, sight_of(reach, grid, CPU, "dense")), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("reach", REACHES)

@@ -198,7 +198,7 @@ class GridSampler:
         net, wanted = self.writer.net, torch.zeros_like(seeds) if lengths is None else lengths
         setup, state = self.writer.prepare(text, seeds, negative, wanted, known)
         schedule, grid, ring = setup.plan.schedule, setup.plan.grid, self.writer.cells(setup.plan)
-        recording = self.recorded(setup, state) if seeds.device.type == "cuda" else None
+        recording = self.recorded(setup, state)
         self.drawing, done, area = (own := object()), 0, ring.rows * ring.slots
         for number in range(schedule.last(frames - 1, grid) + 1):
             if self.drawing is not own:
@@ -214,8 +214,10 @@ class GridSampler:
                 done += 1
                 yield ids if net.codes else ids[..., 0]
 
-    def recorded(self, setup: Setup, state: State) -> Recording[Setup, State]:
-        """One pass, ready to play."""
+    def recorded(self, setup: Setup, state: State) -> Recording[Setup, State] | None:
+        """One pass, ready to play; None where there is no GPU."""
+        if state.number.device.type != "cuda":
+            return None
         shapes = shapes_of(setup, state)
         if shapes not in self.recordings:
             self.recordings[shapes] = Recording(self.writer.step_once, setup, state)
