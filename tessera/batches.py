@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -174,19 +174,24 @@ class TokenBatch:
     captions: tuple[str | None, ...]
     low: Tensor | None = None  # b ... int64: the same samples on a coarser grid, for super-resolution
     lengths: Tensor | None = None  # b int64: how far along the first axis each sample reaches; None: all of them to its end
+    sketch: Tensor | None = None  # b t h w int64: the clips' sketches, by the same tokenizer; behind their ends anything
+    sketch_lengths: Tensor | None = None  # b int64 with `sketch`: how many latent frames of it are there; 0: it has none
     faults: tuple[str, ...] = ()
 
     def to(self, device: torch.device) -> TokenBatch:
         """Moves without waiting; ids travel in the type they are stored in."""
         ids, valid = (part.to(device, non_blocking=True) for part in (self.ids, self.valid))
-        low, lengths = (None if part is None else part.to(device, non_blocking=True).long() for part in (self.low, self.lengths))
-        return replace(self, ids=ids.long(), low=low, lengths=lengths, text=self.text.to(device), valid=valid)
+        others = self._others(lambda part: part.to(device, non_blocking=True).long())
+        return replace(self, ids=ids.long(), text=self.text.to(device), valid=valid, **others)
 
     def pin_memory(self) -> TokenBatch:
         """Called by the loader's pinning thread."""
         ids, valid = self.ids.pin_memory(), self.valid.pin_memory()
-        low, lengths = (None if part is None else part.pin_memory() for part in (self.low, self.lengths))
-        return replace(self, ids=ids, low=low, lengths=lengths, text=self.text.pin_memory(), valid=valid)
+        return replace(self, ids=ids, text=self.text.pin_memory(), valid=valid, **self._others(Tensor.pin_memory))
+
+    def _others(self, move: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+        found = {name: getattr(self, name) for name in ("low", "lengths", "sketch", "sketch_lengths")}
+        return {name: None if part is None else move(part) for name, part in found.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +253,11 @@ Count = TypeVar("Count", int, Tensor, npt.NDArray[np.int64])
 def num_latent(frames: Count, time_stride: int) -> Count:
     """Steps of a clip's token grid that so many frames reach, 1 + ceil((L - 1) / s): the first holds the first frame alone."""
     return 1 + (frames + time_stride - 2) // time_stride
+
+
+def num_whole(frames: Count, time_stride: int) -> Count:
+    """Steps of which all frames are among the first so many, 1 + floor((L - 1) / s); 0 of none."""
+    return 1 + (frames - 1) // time_stride
 
 
 def num_frames(latents: Count, time_stride: int) -> Count:

@@ -265,12 +265,15 @@ class View:
         if self.index is None:
             key, value = kept.to(query.dtype).unbind(0)
             return F.scaled_dot_product_attention(query, key, value, attn_mask=self.seen)
-        near = kept.index_select(3, self.index.flatten()).to(query.dtype)
-        key, value = rearrange(near, "two b h (m k) d -> two b (h m) k d", m=len(self.index)).unbind(0)
-        alone = rearrange(query, "b h m d -> b (h m) 1 d")
-        mask = self.seen.repeat(query.shape[1], 1)[:, None]
-        found = F.scaled_dot_product_attention(alone, key, value, attn_mask=mask)
-        return rearrange(found, "b (h m) 1 d -> b h m d", h=query.shape[1])
+        key, value = kept.index_select(3, self.index.flatten()).to(query.dtype).unflatten(3, self.index.shape).unbind(0)
+        return attend_alone(query, key, value, self.seen)
+
+
+def attend_alone(query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> Tensor:
+    """Each query has keys of its own: query b h m d, key and value b h m k d, seen m k bool -> b h m d."""
+    heads, mask = query.shape[1], seen.repeat(query.shape[1], 1)[:, None]
+    parts = rearrange(query, "b h m d -> b (h m) 1 d"), key.flatten(1, 2), value.flatten(1, 2)
+    return rearrange(F.scaled_dot_product_attention(*parts, attn_mask=mask), "b (h m) 1 d -> b h m d", h=heads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,8 +290,14 @@ def window_of(reach: Reach, grid: Grid, device: torch.device) -> Window:
     frames = min(reach.frames, grid.frames)
     own = torch.arange(grid.area, device=device)[:, None] + (frames - 1) * grid.area
     seen = reach.sees(grid.slot(own), grid.slot(torch.arange(frames * grid.area, device=device)[None]))
+    order, there = listed(seen)
+    return Window(frames - 1 - order // grid.area, order % grid.area, there)
+
+
+def listed(seen: Tensor) -> tuple[Tensor, Tensor]:
+    """n m bool -> n k: of each row the places that are True, filled up to one number; and which are not filling."""
     order = seen.int().argsort(dim=1, descending=True, stable=True)[:, : int(seen.sum(1).max())]
-    return Window(frames - 1 - order // grid.area, order % grid.area, seen.gather(1, order))
+    return order, seen.gather(1, order)
 
 
 class Ring(NamedTuple):

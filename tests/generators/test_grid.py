@@ -12,11 +12,10 @@ from torch import Tensor
 
 from tessera.batches import TextStates
 from tessera.contracts import Context
-from tessera.generators.autoregressive.grid_losses import GridLosses, digest, guess
+from tessera.generators.autoregressive.grid_losses import GridLossConfig, GridLosses, digest, guess
 from tessera.generators.autoregressive.grid_model import GridAutoregressive, GridConfig
 from tessera.generators.autoregressive.grid_sample import GridSampleConfig, GridSampler, GridWriter
 from tessera.generators.autoregressive.grid_stage import GridStageConfig, build_nets, build_stage
-from tessera.generators.autoregressive.losses import AutoregressiveLossConfig
 from tessera.generators.autoregressive.model import LENGTHS
 from tessera.nn.nearby import NearbyConfig
 from tests.generators.grid_toys import GRID, NEAR, TEXT, VOCABULARY, anything, batch_of, clips, generator, rows, words
@@ -110,7 +109,7 @@ def test_loss_and_bits_are_those_of_a_sum_by_hand() -> None:
 def test_captions_and_numbers_of_frames_are_taken_away_as_often_as_asked() -> None:
     net, seen = generator(), dict[str, Tensor]()
     net.register_forward_hook(lambda module, given, out: seen.update(mask=given[1].mask, pooled=given[1].pooled, told=given[2]))
-    losses = GridLosses(AutoregressiveLossConfig(text_dropout_prob=0.25, length_dropout_prob=0.5))
+    losses = GridLosses(GridLossConfig(text_dropout_prob=0.25, length_dropout_prob=0.5))
     batch = batch_of(clips(64), words(64), [2] * 64)
     losses.turn({"generator": net}, batch, Context(3, 0, torch.arange(64)))
     untold = ~seen["mask"].any(1)
@@ -194,7 +193,7 @@ def test_a_clip_is_learned_by_heart_with_several_codes() -> None:
     torch.manual_seed(0)
     config = GridStageConfig(
         model=GridConfig(width=32, depth=2, heads=2, inner_width=16, inner_depth=1, nearby=NEAR["window"]),
-        loss=AutoregressiveLossConfig(text_dropout_prob=0.0),
+        loss=GridLossConfig(text_dropout_prob=0.0),
     )
     stage = build_stage(config, build_nets(config, vocab_size=VOCABULARY, grid=GRID, text_width=TEXT, codes=2))
     net, batch = stage.nets["generator"], batch_of(clips(2, codes=2), words(2))

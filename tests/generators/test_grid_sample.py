@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
 from tessera.batches import TextStates
 from tessera.generators.autoregressive.grid_model import GridAutoregressive, GridConfig
@@ -14,44 +11,12 @@ from tessera.generators.autoregressive.grid_sample import GridSampleConfig, Grid
 from tessera.generators.autoregressive.grid_schedule import Schedule, sequential, wavefront
 from tessera.nn.nearby import Grid, NearbyConfig, Window, window_of
 from tessera.nn.recording import mapped
-from tests.generators.grid_toys import NEAR, VOCABULARY, anything, clips, generator, rows, words
+from tests.generators.grid_toys import CPU, NEAR, VOCABULARY, anything, clips, drawn, generator, rows, watched, words
 
-CPU = torch.device("cpu")
 CASES = [
     ("window", "wavefront", None), ("window", "sequential", 2), ("wide", "wavefront", 2), ("dilated", "wavefront", None),
     ("dilated", "sequential", None), ("whole", "sequential", 2),
 ]  # fmt: skip
-
-
-def drawn(net: GridAutoregressive, text: TextStates, seeds: Tensor, frames: int, given: Any = None, **options: Any) -> Tensor:
-    """b t h w or b t h w q"""
-    sampler = GridSampler(GridWriter(net, GridSampleConfig(**options)))
-    return torch.cat(list(sampler(text, seeds, frames, **(given or {}))), dim=1)
-
-
-def watched(
-    net: GridAutoregressive, text: TextStates, seeds: Tensor, frames: int, given: Any = None, **options: Any
-) -> tuple[Tensor, Tensor]:
-    """What is drawn, and the logits that it was drawn from, 2b t h w q v; found by what went through the head, pass by pass."""
-    seen: list[Tensor] = []
-    hook = net.head.register_forward_hook(lambda module, inputs, out: seen.append(out))
-    ids = drawn(net, text, seeds, frames, given, **options)
-    hook.remove()
-    schedule, codes, (_, height, width) = plan_of(net, options["order"], CPU).schedule, net.codes or 1, net.grid
-    logits = torch.full((len(seen[0]), frames, height, width, codes, VOCABULARY), torch.nan)
-    table = plan_of(net, options["order"], CPU).table
-    for number, guesses in enumerate(zip(*(seen[code::codes] for code in range(codes)), strict=True)):
-        newest, phase = divmod(number, schedule.frame_step)
-        for place in range(table.there.shape[1]):
-            frame, row, column = (
-                newest - int(table.back[phase, place]),
-                *(int(x[phase, place]) for x in (table.row, table.column)),
-            )
-            if table.there[phase, place] and 0 <= frame < frames and column < width:
-                assert logits[0, frame, row, column].isnan().all(), "every cell once"
-                logits[:, frame, row, column] = torch.stack([guess[:, place] for guess in guesses], dim=1)
-    assert not logits.isnan().any(), "every cell"
-    return ids, logits
 
 
 @pytest.mark.parametrize(("near", "order", "codes"), CASES)
@@ -219,7 +184,7 @@ def test_nothing_waits_for_the_device(near: str) -> None:
     writer = GridWriter(net, GridSampleConfig(top_k=3))
     plan = mapped(writer.plan(CPU), lambda tensor: tensor.to(meta))
     windows = tuple(mapped(window, lambda tensor: tensor.to(meta)) for window in plan.windows)
-    writer.plans[meta] = type(plan)(plan.schedule, plan.grid, plan.ring, plan.table, windows)
+    writer.plans[meta] = type(plan)(plan.schedule, plan.grid, plan.ring, plan.table, windows, plan.sketch)
     net.to(meta)
     seeds, known = torch.zeros(2, dtype=torch.long, device=meta), torch.zeros(2, 1, 3, 4, 2, dtype=torch.long, device=meta)
     found = list(GridSampler(writer)(words(2).to(meta), seeds, 2, known=known))

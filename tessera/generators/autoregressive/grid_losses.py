@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
 from tessera.batches import TextStates, TokenBatch
@@ -19,23 +20,38 @@ from tessera.generators.autoregressive.model import length_class
 from tessera.randomness import mix, uniform
 from tessera.text.encoders import encode_text
 
+SKETCH = 33  # stream of random numbers
+
+
+class GridLossConfig(AutoregressiveLossConfig):
+    """How the autoregressive generator of clips is trained. A length is a number of latent frames."""
+
+    sketch_dropout_prob: float = Field(0.2, ge=0, le=1)
+    """How often a sketch is taken away, where the generator takes one: for clips without, and for guidance."""
+
 
 @dataclass(frozen=True, slots=True)
 class GridLosses:
     """The turn and the validation measure, for one configuration."""
 
-    config: AutoregressiveLossConfig
+    config: GridLossConfig
 
     def turn(self, nets: Nets, batch: TokenBatch, context: Context) -> Loss:
-        """Take some captions and numbers of frames away, guess."""
-        key = mix(context.seed, context.step) >> 1
-        untold = uniform(key, context.positions, 1, TEXT)[:, 0] < self.config.text_dropout_prob
-        free = uniform(key, context.positions, 1, LENGTH)[:, 0] < self.config.length_dropout_prob
-        return guess(nets, batch, encode_text(nets, batch.text).without(untold), frames_of(batch).masked_fill(free, 0))
+        """Take some captions, numbers of frames and sketches away, guess."""
+        key, config = mix(context.seed, context.step) >> 1, self.config
+        untold, free, bare = (
+            uniform(key, context.positions, 1, stream)[:, 0] < prob
+            for stream, prob in (
+                (TEXT, config.text_dropout_prob), (LENGTH, config.length_dropout_prob), (SKETCH, config.sketch_dropout_prob)
+            )
+        )  # fmt: skip
+        text, told = encode_text(nets, batch.text).without(untold), frames_of(batch).masked_fill(free, 0)
+        return guess(nets, batch, text, told, sketch_of(nets, batch, bare))
 
     def measure(self, nets: Nets, batch: TokenBatch, context: Context) -> Loss:
-        """Validation: with captions, without numbers of frames."""
-        return guess(nets, batch, encode_text(nets, batch.text), torch.zeros_like(frames_of(batch)))
+        """Validation: with captions and sketches, without numbers of frames."""
+        text, told = encode_text(nets, batch.text), torch.zeros_like(frames_of(batch))
+        return guess(nets, batch, text, told, sketch_of(nets, batch, torch.zeros_like(batch.valid)))
 
 
 def frames_of(batch: TokenBatch) -> Tensor:
@@ -43,10 +59,19 @@ def frames_of(batch: TokenBatch) -> Tensor:
     return batch.ids.new_full((len(batch.ids),), batch.ids.shape[1]) if batch.lengths is None else batch.lengths
 
 
-def guess(nets: Nets, batch: TokenBatch, text: TextStates, told: Tensor) -> Loss:
+def sketch_of(nets: Nets, batch: TokenBatch, bare: Tensor) -> Tensor | None:
+    """b t h w or b t h w q: sketches, but for some samples (b bool), with `nothing` in frames that they do not have."""
+    if batch.sketch is None:
+        return None
+    lengths = batch.ids.shape[1] if batch.sketch_lengths is None else batch.sketch_lengths[:, None]
+    missing = (torch.arange(batch.sketch.shape[1], device=bare.device) >= lengths) | bare[:, None]
+    return batch.sketch.masked_fill(missing.view(*missing.shape, *[1] * (batch.sketch.ndim - 2)), generator_of(nets).nothing)
+
+
+def guess(nets: Nets, batch: TokenBatch, text: TextStates, told: Tensor, sketch: Tensor | None = None) -> Loss:
     """Sums over the tokens of valid clips; `told` b is the number of frames that the network is told, 0 for none."""
     net, frames = generator_of(nets), batch.ids.shape[1]
-    logits = net(batch.ids, text, length_class(told), net.sights(frames, batch.ids.device))
+    logits = net(batch.ids, text, length_class(told), net.sights(frames, batch.ids.device), sketch)
     ids = batch.ids.view(logits.shape[:-1])
     there = (torch.arange(frames, device=ids.device) < frames_of(batch)[:, None]) & batch.valid[:, None]
     each = F.cross_entropy(logits.flatten(0, -2), ids.flatten(), reduction="none").view(*ids.shape[:2], -1) * there[..., None]

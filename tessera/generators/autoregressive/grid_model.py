@@ -1,16 +1,21 @@
-"""The network on clips: token grids t h w in raster order, with nearby attention and rotary positions over the three axes."""
+"""The network on clips: token grids t h w in raster order, with nearby attention and rotary positions over the three axes. A
+second condition may stand beside the text: a sketch of the clip, which each cell sees at its own place."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from tessera.batches import TextStates
 from tessera.generators.autoregressive.model import AutoregressiveConfig, Hourglass, Layer
 from tessera.nn.nearby import Grid, NearbyAttention, NearbyConfig, Reach, Sight, Slot, View, sight_of
+from tessera.nn.nearby_cross import Beside, BesideSome, CrossWindow, NearbyCross, cell_angles, seen_cells, slot_angles
 from tessera.nn.positions import rotary_angles
 
 
@@ -19,6 +24,17 @@ class GridConfig(AutoregressiveConfig):
 
     nearby: NearbyConfig = NearbyConfig()
     """What each cell sees of the others."""
+    sketch_window: int = Field(0, ge=0)
+    """What each cell sees of a sketch of the clip: a square of so many cells around its own place, an odd number; 0: sketches are
+    not taken."""
+
+    @model_validator(mode="after")
+    def _odd(self) -> GridConfig:
+        if self.sketch_window and self.sketch_window % 2 == 0:
+            raise ValueError(
+                f"sketch_window {self.sketch_window} has no middle; use {self.sketch_window - 1} or {self.sketch_window + 1}"
+            )
+        return self
 
 
 class GridBlock(Layer):
@@ -28,14 +44,22 @@ class GridBlock(Layer):
 
     def __init__(self, config: GridConfig, text_width: int) -> None:
         super().__init__(config, text_width, NearbyAttention(config.width, config.heads))
+        self.sketch = NearbyCross(config.width, config.heads, config.width) if config.sketch_window else None
 
-    def forward(self, x: Tensor, text: Tensor, mask: Tensor, angles: Tensor, sight: Sight) -> Tensor:
+    def forward(
+        self, x: Tensor, text: Tensor, mask: Tensor, angles: Tensor, sight: Sight, beside: Beside | None = None
+    ) -> Tensor:
         """x b n d, text b m c, mask b m, angles n k"""
-        return self.along(x, lambda x: self.attention.look(x, angles, sight), text, mask)
+        sketch = None if self.sketch is None or beside is None else partial(self.sketch.look, beside=beside)
+        return self.along(x, lambda x: self.attention.look(x, angles, sight), text, mask, sketch)
 
-    def step(self, x: Tensor, text: Tensor, mask: Tensor, angles: Tensor, kept: Tensor, places: Tensor, view: View) -> Tensor:
+    def step(
+        self, x: Tensor, text: Tensor, mask: Tensor, angles: Tensor, kept: Tensor, places: Tensor, view: View,
+        beside: BesideSome | None = None,
+    ) -> Tensor:  # fmt: skip
         """Some slots, x b m d; kept 2 b h n k."""
-        return self.along(x, lambda x: self.attention.step(x, angles, kept, places, view), text, mask)
+        sketch = None if self.sketch is None or beside is None else partial(self.sketch.step, beside=beside)
+        return self.along(x, lambda x: self.attention.step(x, angles, kept, places, view), text, mask, sketch)
 
 
 class GridAutoregressive(Hourglass):
@@ -54,6 +78,11 @@ class GridAutoregressive(Hourglass):
         self.layer_reaches = tuple(reach._replace(frames=min(reach.frames, self.grid[0])) for reach in reaches)  # as in training
         self.places = nn.Parameter(torch.randn(self.grid[1], self.grid[2] + 1, config.width) * 0.5)
         self.kinds = nn.Embedding(2, config.width)  # the first frame, and later ones
+        nn.init.zeros_(self.kinds.weight)
+        self.sketch_window, self.nothing = config.sketch_window, vocab_size
+        self.embed_sketch = nn.ModuleList(
+            nn.Embedding(vocab_size + 1, config.width) for _ in range((codes or 1) if config.sketch_window else 0)
+        )  # `nothing` stands where a sketch has no frame
 
     @property
     def reaches(self) -> tuple[Reach, ...]:
@@ -68,9 +97,11 @@ class GridAutoregressive(Hourglass):
         """How clips of so many frames are looked at, for each of `reaches`. Made outside of what is compiled."""
         return tuple(sight_of(reach, self.slots(frames), device, self.execution) for reach in self.reaches)
 
-    def forward(self, ids: Tensor, text: TextStates, lengths: Tensor, sights: Sequence[Sight] | None = None) -> Tensor:
-        """ids b t h w, or b t h w q of several codes; lengths b, numbers of frames as `length_class` names them -> logits
-        b t h w q v, fp32 (q is 1 for a single token)."""
+    def forward(
+        self, ids: Tensor, text: TextStates, lengths: Tensor, sights: Sequence[Sight] | None = None, sketch: Tensor | None = None
+    ) -> Tensor:
+        """ids b t h w, or b t h w q of several codes; lengths b, numbers of frames as `length_class` names them; sketch as ids,
+        `nothing` where it has no frame -> logits b t h w q v, fp32 (q is 1 for a single token)."""
         frames = ids.shape[1]
         sights = self.sights(frames, ids.device) if sights is None else sights
         parts = self.embed_parts(ids if self.codes else ids[..., None])
@@ -80,12 +111,13 @@ class GridAutoregressive(Hourglass):
         x = (x + self.places.to(x.dtype)).flatten(1, 3)
         states, mask = self.context_of(text)
         angles = rotary_angles(coordinates, self.head_width)
+        beside = self.beside(sketch, ids)
         for block, reach in zip(self.blocks, self.layer_reaches, strict=True):
-            x = block(x, states, mask, angles, sights[self.reaches.index(reach)])
+            x = block(x, states, mask, angles, sights[self.reaches.index(reach)], beside)
         x = x.unflatten(1, self.slots(frames))[:, :, :, :-1]
         context = self.known(x, torch.arange(frames, device=x.device)[:, None, None])
         for level, below in zip(self.levels, parts[1:], strict=True):
-            context = level(context, below)
+            context = level(context.flatten(0, 3), below.flatten(0, 3)).view(below.shape)
         return self.logits(context if self.codes else context[..., None, :])
 
     def row_start(self, text: TextStates, lengths: Tensor) -> Tensor:
@@ -99,12 +131,46 @@ class GridAutoregressive(Hourglass):
         training would look like nothing that was learned."""
         return self.norm(x + self.kinds((frame > 0).long()).to(x.dtype))
 
+    def takes(self, sketch: Tensor | None) -> bool:
+        """Whether sketches are looked at; one that would not be is refused."""
+        if sketch is not None and not self.sketch_window:
+            raise ValueError("this generator was built without sketches, and got one; build it with a sketch_window")
+        return self.sketch_window > 0
+
+    def beside(self, sketch: Tensor | None, ids: Tensor) -> Beside | None:
+        """The sketch of clips, for all their slots; None if this generator takes none."""
+        if not self.takes(sketch):
+            return None
+        sketch = torch.full_like(ids, self.nothing) if sketch is None else sketch
+        cells = self.sketched(sketch if self.codes else sketch[..., None]).flatten(2, 3)
+        grid, columns, device = self.slots(1), self.grid[2], ids.device
+        slot, cell = grid.slot(torch.arange(grid.area, device=device)), torch.arange(cells.shape[2], device=device)
+        angles = slot_angles(slot, self.head_width), cell_angles(cell, columns, self.head_width)
+        return Beside(cells, seen_cells(self.sketch_window, grid, device), *angles)
+
+    def beside_some(self, sketch: Tensor, window: CrossWindow, slot: Slot) -> BesideSome:
+        """The sketch b n q, cells of all its frames one after another, for some slots (m). It has nothing behind its end."""
+        columns, area = self.grid[2], self.grid[1] * self.grid[2]
+        place = slot.row * (columns + 1) + slot.column
+        cell, seen = window.cell[place], window.there[place]
+        index = slot.frame[:, None] * area + cell
+        ids = sketch.index_select(1, index.clamp(max=sketch.shape[1] - 1).flatten()).unflatten(1, index.shape)
+        ids = ids.masked_fill((index >= sketch.shape[1])[..., None], self.nothing)
+        angles = slot_angles(slot, self.head_width), cell_angles(cell, columns, self.head_width)
+        return BesideSome(self.sketched(ids), seen, *angles)
+
+    def sketched(self, ids: Tensor) -> Tensor:
+        """... q -> ... d, of unit variance."""
+        codes = zip(self.embed_sketch, ids.unbind(-1), strict=True)
+        return torch.stack([table(code) for table, code in codes]).sum(0) / math.sqrt(len(self.embed_sketch))
+
     def step(
-        self, x: Tensor, states: Tensor, mask: Tensor, slot: Slot, kept: Tensor, places: Tensor, views: Sequence[View]
-    ) -> Tensor:
+        self, x: Tensor, states: Tensor, mask: Tensor, slot: Slot, kept: Tensor, places: Tensor, views: Sequence[View],
+        beside: BesideSome | None = None,
+    ) -> Tensor:  # fmt: skip
         """Some slots, x b m d, with kept l 2 b h n k -> what is known of the cells that they guess, b m d."""
         angles = rotary_angles(torch.stack(slot, dim=-1), self.head_width)
         for index, reach in enumerate(self.layer_reaches):
             block: Any = self.blocks[index]
-            x = block.step(x, states, mask, angles, kept[index], places, views[self.reaches.index(reach)])
+            x = block.step(x, states, mask, angles, kept[index], places, views[self.reaches.index(reach)], beside)
         return self.known(x, slot.frame)

@@ -21,6 +21,7 @@ from tessera.generators.autoregressive.model import length_class
 from tessera.generators.autoregressive.sample import CHOICE, ChoiceConfig
 from tessera.nn.drawing import draw
 from tessera.nn.nearby import Grid, Ring, Slot, Window, window_of
+from tessera.nn.nearby_cross import CrossWindow, cross_window
 from tessera.nn.recording import Recording, sampling_precision, shapes_of
 from tessera.randomness import mix_tensors, uniform
 
@@ -42,6 +43,7 @@ class Plan:
     ring: Ring  # of slots
     table: Table
     windows: tuple[Window | None, ...]  # for each of the network's `reaches`; None: frames are seen whole
+    sketch: CrossWindow | None  # where the network takes sketches
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class Setup:
     kept: Tensor  # l 2 (b or 2b) h n k: keys and values, in the ring
     ids: Tensor  # b n q: tokens of cells, in a ring of as many frames
     known: Tensor  # b k q: tokens of the first frames; k may be 0
+    sketch: Tensor | None  # b or 2b, k q: tokens of the sketch's frames, at least of one; none in the branch without text
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,8 @@ def plan_of(net: GridAutoregressive, order: str, device: torch.device) -> Plan:
     local = [window for window in windows if window is not None]
     schedule = wavefront(local, grid) if local and order != "sequential" else sequential(grid)
     ring = Ring(reach.frames + schedule.others_in_flight(grid), grid.rows, grid.slots)
-    return Plan(schedule, grid, ring, table_of(schedule, grid, device), windows)
+    sketch = cross_window(net.sketch_window, grid, device) if net.sketch_window else None
+    return Plan(schedule, grid, ring, table_of(schedule, grid, device), windows, sketch)
 
 
 class GridWriter:
@@ -98,8 +102,9 @@ class GridWriter:
         return self.plans[device]
 
     def prepare(
-        self, text: TextStates, seeds: Tensor, negative: TextStates | None, lengths: Tensor, known: Tensor | None
-    ) -> tuple[Setup, State]:
+        self, text: TextStates, seeds: Tensor, negative: TextStates | None, lengths: Tensor, known: Tensor | None,
+        sketch: Tensor | None = None,
+    ) -> tuple[Setup, State]:  # fmt: skip
         """Everything on the device, before the first pass."""
         net, device, size = self.net, seeds.device, len(seeds)
         plan = self.plan(device)
@@ -113,8 +118,17 @@ class GridWriter:
         kept = torch.zeros(len(net.blocks), 2, len(mask), net.heads, plan.ring.size, net.head_width, dtype=kind, device=device)
         ids = torch.zeros(size, self.cells(plan).size, codes, dtype=torch.long, device=device)
         given = ids[:, :0] if known is None else known.reshape(size, -1, codes)
-        setup = Setup(plan, seeds, start.to(kind), states.to(kind), mask, kept, ids, given)
+        setup = Setup(plan, seeds, start.to(kind), states.to(kind), mask, kept, ids, given, self.sketch(sketch, ids))
         return setup, State(torch.zeros(1, dtype=torch.long, device=device))
+
+    def sketch(self, sketch: Tensor | None, ids: Tensor) -> Tensor | None:
+        """As cells one after another, of all branches."""
+        if not self.net.takes(sketch):
+            return None
+        area = self.net.grid[1] * self.net.grid[2]
+        nothing = ids.new_full((len(ids), area, ids.shape[2]), self.net.nothing)
+        cells = nothing if sketch is None else sketch.reshape(len(ids), -1, ids.shape[2])
+        return torch.cat([cells, torch.full_like(cells, self.net.nothing)]) if self.guided else cells
 
     def cells(self, plan: Plan) -> Ring:
         """The ring of tokens: rows have no start."""
@@ -135,7 +149,10 @@ class GridWriter:
             x = self.embed(setup, setup.ids.index_select(1, before), slot)
             places = torch.where(there, plan.ring.at(slot.frame, row * plan.ring.slots + column), plan.ring.size - 1)
             views = [plan.ring.view(reach, window, slot, newest) for reach, window in zip(net.reaches, plan.windows, strict=True)]
-            context = net.step(x, setup.states, setup.mask, slot, setup.kept, places, views)
+            beside = None
+            if setup.sketch is not None and plan.sketch is not None:
+                beside = net.beside_some(setup.sketch, plan.sketch, slot)
+            context = net.step(x, setup.states, setup.mask, slot, setup.kept, places, views, beside)
             choice = Choice(self, setup, slot)
             net.write(context, choice)
         guesses = there & (column < cells.slots)
@@ -189,14 +206,15 @@ class GridSampler:
     @torch.no_grad()
     def __call__(
         self, text: TextStates, seeds: Tensor, frames: int, *, negative: TextStates | None = None, lengths: Tensor | None = None,
-        known: Tensor | None = None,
+        known: Tensor | None = None, sketch: Tensor | None = None,
     ) -> Iterator[Tensor]:  # fmt: skip
         """ids b 1 h w, or b 1 h w q of several codes: one latent frame after another, the known ones (b k h w or b k h w q)
-        among them. `lengths` b are numbers of frames to tell the network, 0 for any. What is drawn first must be finished before
-        the same sampler draws more."""
-        self.check(frames, seeds, known)
+        among them. `lengths` b are numbers of frames to tell the network, 0 for any. A sketch has the shape of known frames; the
+        network's `nothing` stands where it has none, and those behind its end have none. What is drawn first must be finished
+        before the same sampler draws more."""
+        self.check(frames, seeds, known, sketch)
         net, wanted = self.writer.net, torch.zeros_like(seeds) if lengths is None else lengths
-        setup, state = self.writer.prepare(text, seeds, negative, wanted, known)
+        setup, state = self.writer.prepare(text, seeds, negative, wanted, known, sketch)
         schedule, grid, ring = setup.plan.schedule, setup.plan.grid, self.writer.cells(setup.plan)
         recording = self.recorded(setup, state)
         self.drawing, done, area = (own := object()), 0, ring.rows * ring.slots
@@ -224,13 +242,16 @@ class GridSampler:
         self.recordings[shapes].load(setup, state)
         return self.recordings[shapes]
 
-    def check(self, frames: int, seeds: Tensor, known: Tensor | None) -> None:
+    def check(self, frames: int, seeds: Tensor, known: Tensor | None, sketch: Tensor | None) -> None:
         """What is asked for, before anything is drawn."""
         if frames < 1:
             raise ValueError(f"{frames} frames; ask for 1 or more")
-        if known is None:
-            return
         net = self.writer.net
-        expected = (len(seeds), known.shape[1], *net.grid[1:], *((net.codes,) if net.codes else ()))
-        if tuple(known.shape) != expected or known.shape[1] > frames:
-            raise ValueError(f"known frames of shape {tuple(known.shape)}; expected {expected}, and no more than {frames} frames")
+        for name, given in (("known frames", known), ("sketch", sketch)):
+            if given is None:
+                continue
+            expected = (len(seeds), given.shape[1], *net.grid[1:], *((net.codes,) if net.codes else ()))
+            if tuple(given.shape) != expected:
+                raise ValueError(f"{name} of shape {tuple(given.shape)}; expected {expected}")
+        if known is not None and known.shape[1] > frames:
+            raise ValueError(f"{known.shape[1]} known frames of {frames}; ask for more frames, or give fewer")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from tessera.contracts import Best, Stage, Turn
-from tessera.generators.autoregressive.grid_losses import GridLosses, digest
+from tessera.generators.autoregressive.grid_losses import GridLossConfig, GridLosses, digest
 from tessera.generators.autoregressive.grid_model import GridAutoregressive, GridBlock, GridConfig
 from tessera.generators.autoregressive.model import Level
 from tessera.generators.autoregressive.stage import AutoregressiveStageConfig
@@ -19,6 +19,8 @@ class GridStageConfig(AutoregressiveStageConfig):
 
     model: GridConfig = GridConfig()
     """The network."""
+    loss: GridLossConfig = GridLossConfig()
+    """What is taken away in training."""
 
 
 def build_nets(

@@ -26,6 +26,9 @@ PREFIX = 2  # places before the first group: the text as a whole, and the length
 ROTARY_BASE = 10_000.0  # wavelengths up to tens of thousands of groups
 LENGTHS = 4 * 16 + 1  # lengths up to 2^16 are told apart by quarters of an octave; the last one stands for any
 
+Look = Callable[[Tensor], Tensor]
+"""What a stream is to what is added to it, b n d -> b n d."""
+
 
 class AutoregressiveConfig(Config):
     """A causal transformer over groups of tokens, with a small decoder inside them."""
@@ -67,10 +70,11 @@ class Layer(nn.Module):
         for layer in (self.attention.out, self.cross.out, self.feed_forward.down):
             layer.weight.data.mul_(1 / math.sqrt(3 * config.depth))  # so that depth does not make the stream louder
 
-    def along(self, x: Tensor, attend: Callable[[Tensor], Tensor], text: Tensor, mask: Tensor) -> Tensor:
-        """The three parts, with one way or another to look back."""
+    def along(self, x: Tensor, attend: Look, text: Tensor, mask: Tensor, beside: Look | None = None) -> Tensor:
+        """The three parts, with one way or another to look back; and perhaps one to look at a second condition."""
         x = x + self._drop(attend(self.norm1(x)))
         x = x + self._drop(self.cross(self.norm2(x), text, mask))
+        x = x if beside is None else x + self._drop(beside(x))
         return x + self._drop(self.feed_forward(self.norm3(x)))
 
     def _drop(self, x: Tensor) -> Tensor:
