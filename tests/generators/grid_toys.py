@@ -77,7 +77,7 @@ def watched(
     hook = net.head.register_forward_hook(lambda module, inputs, out: seen.append(out))
     ids = drawn(net, text, seeds, frames, given, **options)
     hook.remove()
-    schedule, codes, (_, height, width) = plan_of(net, options["order"], CPU).schedule, net.codes or 1, net.grid
+    schedule, codes, (_, height, width) = plan_of(net, options["order"], CPU).schedule, len(net.sizes), net.grid
     logits = torch.full((len(seen[0]), frames, height, width, codes, VOCABULARY), torch.nan)
     table = plan_of(net, options["order"], CPU).table
     for number, guesses in enumerate(zip(*(seen[code::codes] for code in range(codes)), strict=True)):

@@ -18,7 +18,7 @@ from tessera.generators.autoregressive.grid_sample import GridSampleConfig, Grid
 from tessera.generators.autoregressive.grid_stage import GridStageConfig, build_nets, build_stage
 from tessera.generators.autoregressive.model import LENGTHS
 from tessera.nn.nearby import NearbyConfig
-from tests.generators.grid_toys import GRID, NEAR, TEXT, VOCABULARY, anything, batch_of, clips, generator, rows, words
+from tests.generators.grid_toys import GRID, NEAR, TEXT, VOCABULARY, anything, batch_of, clips, drawn, generator, rows, words
 
 CELLS = list(itertools.product(*map(range, GRID)))
 
@@ -104,6 +104,28 @@ def test_loss_and_bits_are_those_of_a_sum_by_hand() -> None:
     assert numbers["bits_of_later_frames"] == pytest.approx(later / 24, rel=1e-5)
     picture = guess({"generator": net}, batch_of(ids[:, :1], text), text, torch.zeros(2, dtype=torch.long))
     assert "bits_of_later_frames" not in digest(picture.stats)
+
+
+def test_tokens_of_a_large_vocabulary_are_two_digits_one_after_the_other() -> None:
+    torch.manual_seed(0)
+    config = GridConfig(width=32, depth=1, heads=2, inner_width=16, inner_depth=1, nearby=NEAR["window"], sketch_window=3)
+    net, vocabulary, text = GridAutoregressive(config, 16_500, GRID, TEXT).eval(), 16_500, words(2)
+    torch.nn.init.normal_(net.head.weight, std=0.3)
+    ids = torch.randint(0, vocabulary, (2, *GRID))
+    assert net.sizes == (125, 132)
+    assert torch.equal(net.join(net.split(ids)), ids)
+    logs = net(ids, text, anything(2)).double().log_softmax(-1).detach()
+    assert (logs[..., 0, 125:] == -math.inf).all()
+    assert torch.allclose(logs[..., 0, :125].exp().sum(-1), torch.ones((), dtype=torch.float64))
+    wanted = logs[..., 0, :].gather(-1, ids[..., None] // 132) + logs[..., 1, :].gather(-1, ids[..., None] % 132)
+    loss = guess({"generator": net}, batch_of(ids, text), text, torch.zeros(2, dtype=torch.long))
+    assert loss.total.item() == pytest.approx(-wanted.sum().item(), rel=1e-5)
+    assert loss.weight.item() == ids.numel(), "tokens, not digits"
+    for order in ("sequential", "wavefront"):
+        found = drawn(net, text, torch.arange(2), 4, {"known": ids[:, :2], "sketch": ids}, order=order)
+        assert torch.equal(found[:, :2], ids[:, :2])
+        assert found.max() < vocabulary
+        assert torch.equal(found, drawn(net, text, torch.arange(2), 4, {"known": ids[:, :2], "sketch": ids}))
 
 
 def test_captions_and_numbers_of_frames_are_taken_away_as_often_as_asked() -> None:

@@ -72,11 +72,11 @@ def guess(nets: Nets, batch: TokenBatch, text: TextStates, told: Tensor, sketch:
     """Sums over the tokens of valid clips; `told` b is the number of frames that the network is told, 0 for none."""
     net, frames = generator_of(nets), batch.ids.shape[1]
     logits = net(batch.ids, text, length_class(told), net.sights(frames, batch.ids.device), sketch)
-    ids = batch.ids.view(logits.shape[:-1])
-    there = (torch.arange(frames, device=ids.device) < frames_of(batch)[:, None]) & batch.valid[:, None]
-    each = F.cross_entropy(logits.flatten(0, -2), ids.flatten(), reduction="none").view(*ids.shape[:2], -1) * there[..., None]
-    right = (logits.argmax(-1) == ids).flatten(2).sum(2) * there
-    by_frame, tokens = each.detach().double().sum((0, 2)), there.sum(0).double() * each.shape[2]
+    parts = net.split(batch.ids)
+    there = (torch.arange(frames, device=parts.device) < frames_of(batch)[:, None]) & batch.valid[:, None]
+    each = F.cross_entropy(logits.flatten(0, -2), parts.flatten(), reduction="none").view(*there.shape, -1) * there[..., None]
+    right = (net.join(logits.argmax(-1)) == batch.ids).flatten(2).sum(2) * there
+    by_frame, tokens = each.detach().double().sum((0, 2)), there.sum(0).double() * batch.ids[0, 0].numel()
     stats = {
         "samples": batch.valid.sum().double()[None],
         "nats": torch.stack([by_frame[0], by_frame[1:].sum()]),

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from tessera.batches import TextStates
 from tessera.generators.autoregressive.model import AutoregressiveConfig, Hourglass, Layer
+from tessera.generators.masked.model import digit_sizes
 from tessera.nn.nearby import Grid, NearbyAttention, NearbyConfig, Reach, Sight, Slot, View, sight_of
 from tessera.nn.nearby_cross import Beside, BesideSome, CrossWindow, NearbyCross, cell_angles, seen_cells, slot_angles
 from tessera.nn.positions import rotary_angles
@@ -65,24 +66,27 @@ class GridBlock(Layer):
 class GridAutoregressive(Hourglass):
     """Cells of a grid t h w, of one token or of several (`codes`), each from those near and before it and the text. Frames may
     be fewer than the grid has, or more. Rotation only says where slots are to each other, so there is also a learned vector for
-    each place of a frame."""
+    each place of a frame.
+
+    Inside, a cell has parts, guessed one after another: its codes, or the two digits of a token of a large vocabulary."""
 
     def __init__(
         self, config: GridConfig, vocab_size: int, grid: Sequence[int], text_width: int, codes: int | None = None
     ) -> None:
-        group = () if codes is None else (codes,)
-        super().__init__(config, vocab_size, group, text_width, lambda: GridBlock(config, text_width))
-        self.vocab_size, self.grid, self.codes = vocab_size, tuple(grid), codes
+        sizes = digit_sizes(vocab_size) if codes is None else (vocab_size,) * codes
+        group = (len(sizes),) if len(sizes) > 1 else ()
+        super().__init__(config, max(sizes), group, text_width, lambda: GridBlock(config, text_width))
+        self.vocab_size, self.grid, self.codes, self.sizes = vocab_size, tuple(grid), codes, sizes
         self.execution = config.nearby.execution
         reaches = (config.nearby.reach(layer) for layer in range(config.depth))
         self.layer_reaches = tuple(reach._replace(frames=min(reach.frames, self.grid[0])) for reach in reaches)  # as in training
         self.places = nn.Parameter(torch.randn(self.grid[1], self.grid[2] + 1, config.width) * 0.5)
         self.kinds = nn.Embedding(2, config.width)  # the first frame, and later ones
         nn.init.zeros_(self.kinds.weight)
-        self.sketch_window, self.nothing = config.sketch_window, vocab_size
+        self.sketch_window, self.nothing = config.sketch_window, vocab_size  # the id where a sketch has no frame
         self.embed_sketch = nn.ModuleList(
-            nn.Embedding(vocab_size + 1, config.width) for _ in range((codes or 1) if config.sketch_window else 0)
-        )  # `nothing` stands where a sketch has no frame
+            nn.Embedding(size + 1, config.width) for size in (sizes if config.sketch_window else ())
+        )
 
     @property
     def reaches(self) -> tuple[Reach, ...]:
@@ -101,10 +105,10 @@ class GridAutoregressive(Hourglass):
         self, ids: Tensor, text: TextStates, lengths: Tensor, sights: Sequence[Sight] | None = None, sketch: Tensor | None = None
     ) -> Tensor:
         """ids b t h w, or b t h w q of several codes; lengths b, numbers of frames as `length_class` names them; sketch as ids,
-        `nothing` where it has no frame -> logits b t h w q v, fp32 (q is 1 for a single token)."""
+        `nothing` where it has no frame -> logits b t h w p v of the parts of cells, fp32."""
         frames = ids.shape[1]
         sights = self.sights(frames, ids.device) if sights is None else sights
-        parts = self.embed_parts(ids if self.codes else ids[..., None])
+        parts = self.embed_parts(self.split(ids))
         coordinates = self.slots(frames).coordinates(ids.device)
         start = self.row_start(text, lengths)[:, None, None, None].expand(-1, *ids.shape[1:3], 1, -1)
         x = torch.cat([start, parts[0].to(start.dtype)], dim=3)  # under autocast bf16 from here on
@@ -118,7 +122,25 @@ class GridAutoregressive(Hourglass):
         context = self.known(x, torch.arange(frames, device=x.device)[:, None, None])
         for level, below in zip(self.levels, parts[1:], strict=True):
             context = level(context.flatten(0, 3), below.flatten(0, 3)).view(below.shape)
-        return self.logits(context if self.codes else context[..., None, :])
+        logits = self.logits(context if self.group else context[..., None, :])
+        return logits if len(set(self.sizes)) == 1 else logits.masked_fill(self.beyond(ids.device), -math.inf)
+
+    def split(self, ids: Tensor) -> Tensor:
+        """b t h w or b t h w q -> b t h w p, the parts of cells."""
+        if self.codes is not None:
+            return ids
+        return ids[..., None] if len(self.sizes) == 1 else torch.stack([ids // self.sizes[1], ids % self.sizes[1]], dim=-1)
+
+    def join(self, parts: Tensor) -> Tensor:
+        """The inverse of `split`."""
+        if self.codes is not None:
+            return parts
+        return parts[..., 0] if len(self.sizes) == 1 else parts[..., 0] * self.sizes[1] + parts[..., 1]
+
+    def beyond(self, device: torch.device) -> Tensor:
+        """p v bool: what is no part of any cell, because the sizes differ."""
+        values = torch.arange(max(self.sizes), device=device)
+        return torch.stack([values >= size for size in self.sizes])
 
     def row_start(self, text: TextStates, lengths: Tensor) -> Tensor:
         """b d: what stands in slot 0 of every row."""
@@ -142,27 +164,35 @@ class GridAutoregressive(Hourglass):
         if not self.takes(sketch):
             return None
         sketch = torch.full_like(ids, self.nothing) if sketch is None else sketch
-        cells = self.sketched(sketch if self.codes else sketch[..., None]).flatten(2, 3)
+        cells = self.sketched(self.split_sketch(sketch)).flatten(2, 3)
         grid, columns, device = self.slots(1), self.grid[2], ids.device
         slot, cell = grid.slot(torch.arange(grid.area, device=device)), torch.arange(cells.shape[2], device=device)
         angles = slot_angles(slot, self.head_width), cell_angles(cell, columns, self.head_width)
         return Beside(cells, seen_cells(self.sketch_window, grid, device), *angles)
 
     def beside_some(self, sketch: Tensor, window: CrossWindow, slot: Slot) -> BesideSome:
-        """The sketch b n q, cells of all its frames one after another, for some slots (m). It has nothing behind its end."""
+        """The sketch b n p, cells of all its frames one after another, for some slots (m). It has nothing behind its end."""
         columns, area = self.grid[2], self.grid[1] * self.grid[2]
         place = slot.row * (columns + 1) + slot.column
         cell, seen = window.cell[place], window.there[place]
         index = slot.frame[:, None] * area + cell
-        ids = sketch.index_select(1, index.clamp(max=sketch.shape[1] - 1).flatten()).unflatten(1, index.shape)
-        ids = ids.masked_fill((index >= sketch.shape[1])[..., None], self.nothing)
+        parts = sketch.index_select(1, index.clamp(max=sketch.shape[1] - 1).flatten()).unflatten(1, index.shape)
+        gone = torch.stack([torch.where(index >= sketch.shape[1], size, -1) for size in self.sizes], dim=-1)
+        parts = torch.where(gone < 0, parts, gone)
         angles = slot_angles(slot, self.head_width), cell_angles(cell, columns, self.head_width)
-        return BesideSome(self.sketched(ids), seen, *angles)
+        return BesideSome(self.sketched(parts), seen, *angles)
 
-    def sketched(self, ids: Tensor) -> Tensor:
-        """... q -> ... d, of unit variance."""
-        codes = zip(self.embed_sketch, ids.unbind(-1), strict=True)
-        return torch.stack([table(code) for table, code in codes]).sum(0) / math.sqrt(len(self.embed_sketch))
+    def split_sketch(self, ids: Tensor) -> Tensor:
+        """b t h w or b t h w q -> b t h w p; nothing is one more value of each part."""
+        nothing, parts = ids == self.nothing, self.split(ids).unbind(-1)
+        gone = nothing.unbind(-1) if self.codes is not None else [nothing] * len(parts)
+        filled = (part.masked_fill(none, size) for part, none, size in zip(parts, gone, self.sizes, strict=True))
+        return torch.stack(list(filled), dim=-1)
+
+    def sketched(self, parts: Tensor) -> Tensor:
+        """... p -> ... d, of unit variance."""
+        found = [table(part) for table, part in zip(self.embed_sketch, parts.unbind(-1), strict=True)]
+        return torch.stack(found).sum(0) / math.sqrt(len(found))
 
     def step(
         self, x: Tensor, states: Tensor, mask: Tensor, slot: Slot, kept: Tensor, places: Tensor, views: Sequence[View],

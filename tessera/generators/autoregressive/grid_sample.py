@@ -27,7 +27,7 @@ from tessera.randomness import mix_tensors, uniform
 
 
 class GridSampleConfig(ChoiceConfig):
-    """How an autoregressive generator draws clips."""
+    """How an autoregressive generator draws clips. Of a large vocabulary, top_k and top_p are for each digit."""
 
     order: Literal["auto", "sequential", "wavefront"] = "auto"
     """One cell after another, or all at once that do not see each other: the same clips in fewer passes, where the generator sees
@@ -57,9 +57,9 @@ class Setup:
     states: Tensor  # b or 2b, m c: text
     mask: Tensor  # b or 2b, m bool
     kept: Tensor  # l 2 (b or 2b) h n k: keys and values, in the ring
-    ids: Tensor  # b n q: tokens of cells, in a ring of as many frames
-    known: Tensor  # b k q: tokens of the first frames; k may be 0
-    sketch: Tensor | None  # b or 2b, k q: tokens of the sketch's frames, at least of one; none in the branch without text
+    parts: Tensor  # b n p: parts of cells, in a ring of as many frames
+    known: Tensor  # b k p: those of the first frames; k may be 0
+    sketch: Tensor | None  # b or 2b, k p: those of the sketch's frames, at least of one; nothing in the branch without text
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,21 +114,22 @@ class GridWriter:
         with sampling_precision(device, self.bf16):
             states, mask = net.context_of(text)
             start = net.row_start(text, length_class(lengths))
-        kind, codes = torch.bfloat16 if self.bf16 else torch.float32, net.codes or 1
+        kind = torch.bfloat16 if self.bf16 else torch.float32
         kept = torch.zeros(len(net.blocks), 2, len(mask), net.heads, plan.ring.size, net.head_width, dtype=kind, device=device)
-        ids = torch.zeros(size, self.cells(plan).size, codes, dtype=torch.long, device=device)
-        given = ids[:, :0] if known is None else known.reshape(size, -1, codes)
-        setup = Setup(plan, seeds, start.to(kind), states.to(kind), mask, kept, ids, given, self.sketch(sketch, ids))
+        parts = torch.zeros(size, self.cells(plan).size, len(net.sizes), dtype=torch.long, device=device)
+        given = parts[:, :0] if known is None else net.split(known).flatten(1, 3)
+        setup = Setup(plan, seeds, start.to(kind), states.to(kind), mask, kept, parts, given, self.sketch(sketch, seeds))
         return setup, State(torch.zeros(1, dtype=torch.long, device=device))
 
-    def sketch(self, sketch: Tensor | None, ids: Tensor) -> Tensor | None:
+    def sketch(self, sketch: Tensor | None, seeds: Tensor) -> Tensor | None:
         """As cells one after another, of all branches."""
-        if not self.net.takes(sketch):
+        net = self.net
+        if not net.takes(sketch):
             return None
-        area = self.net.grid[1] * self.net.grid[2]
-        nothing = ids.new_full((len(ids), area, ids.shape[2]), self.net.nothing)
-        cells = nothing if sketch is None else sketch.reshape(len(ids), -1, ids.shape[2])
-        return torch.cat([cells, torch.full_like(cells, self.net.nothing)]) if self.guided else cells
+        if sketch is None:
+            sketch = seeds.new_full((len(seeds), 1, *net.grid[1:], *((net.codes,) if net.codes else ())), net.nothing)
+        both = torch.cat([sketch, torch.full_like(sketch, net.nothing)]) if self.guided else sketch
+        return net.split_sketch(both).flatten(1, 3)
 
     def cells(self, plan: Plan) -> Ring:
         """The ring of tokens: rows have no start."""
@@ -144,9 +145,9 @@ class GridWriter:
         there = there & (back <= newest)
         slot = Slot((newest - back).clamp(min=0), row, column)
         cell = row * cells.slots + column
-        with sampling_precision(setup.ids.device, self.bf16):
+        with sampling_precision(setup.seeds.device, self.bf16):
             before = torch.where(column > 0, cells.at(slot.frame, cell - 1), cells.size - 1)
-            x = self.embed(setup, setup.ids.index_select(1, before), slot)
+            x = self.embed(setup, setup.parts.index_select(1, before), slot)
             places = torch.where(there, plan.ring.at(slot.frame, row * plan.ring.slots + column), plan.ring.size - 1)
             views = [plan.ring.view(reach, window, slot, newest) for reach, window in zip(net.reaches, plan.windows, strict=True)]
             beside = None
@@ -156,42 +157,42 @@ class GridWriter:
             choice = Choice(self, setup, slot)
             net.write(context, choice)
         guesses = there & (column < cells.slots)
-        setup.ids.index_copy_(
-            1, torch.where(guesses, cells.at(slot.frame, cell), cells.size - 1), torch.stack(choice.ids, dim=-1)
-        )
+        into = torch.where(guesses, cells.at(slot.frame, cell), cells.size - 1)
+        setup.parts.index_copy_(1, into, torch.stack(choice.parts, dim=-1))
         return State(state.number + 1)
 
-    def embed(self, setup: Setup, ids: Tensor, slot: Slot) -> Tensor:
-        """b m q, the tokens to the left -> b or 2b, m d."""
-        vectors = self.net.embed_parts(ids)[0].to(setup.start.dtype)
+    def embed(self, setup: Setup, parts: Tensor, slot: Slot) -> Tensor:
+        """b m p, the cells to the left -> b or 2b, m d."""
+        vectors = self.net.embed_parts(parts)[0].to(setup.start.dtype)
         vectors = torch.cat([vectors, vectors]) if self.guided else vectors
         x = torch.where((slot.column > 0)[:, None], vectors, setup.start[:, None])
         return x + self.net.places[slot.row, slot.column].to(x.dtype)
 
 
 class Choice:
-    """The tokens of one pass, one of each cell after another."""
+    """The cells of one pass, one part of each after another."""
 
     def __init__(self, writer: GridWriter, setup: Setup, slot: Slot) -> None:
-        self.writer, self.ids, codes = writer, list[Tensor](), setup.ids.shape[2]
+        self.writer, self.parts, count = writer, list[Tensor](), setup.parts.shape[2]
         keys = mix_tensors(setup.seeds[:, None], *slot)  # of the cell alone: its turn is not asked
-        self.numbers = uniform(CHOICE, keys.flatten(), codes).view(*keys.shape, codes)
-        count, cells = setup.known.shape[1], setup.plan.ring.slots - 1
-        place = (slot.frame * setup.plan.ring.rows + slot.row) * cells + slot.column
-        self.given = place < count if count else None
-        self.known = setup.known.index_select(1, place.clamp(max=count - 1)) if count else setup.known
+        self.numbers = uniform(CHOICE, keys.flatten(), count).view(*keys.shape, count)
+        ring, num_known = setup.plan.ring, setup.known.shape[1]
+        place = (slot.frame * ring.rows + slot.row) * (ring.slots - 1) + slot.column
+        self.given = place < num_known if num_known else None
+        self.known = setup.known.index_select(1, place.clamp(max=num_known - 1)) if num_known else setup.known
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """logits b m v or 2b m v -> ids, the same in both branches."""
-        config, index = self.writer.config, len(self.ids)
+        """logits b m v or 2b m v -> one part of each cell, the same in both branches."""
+        config, index = self.writer.config, len(self.parts)
+        logits = logits[..., : self.writer.net.sizes[index]]
         if self.writer.guided:
             with_text, without = logits.chunk(2)
             logits = without + config.guidance * (with_text - without)
-        ids = draw(logits, self.numbers[..., index], config.temperature, config.top_p, config.top_k)
+        part = draw(logits, self.numbers[..., index], config.temperature, config.top_p, config.top_k)
         if self.given is not None:
-            ids = torch.where(self.given, self.known[..., index], ids)
-        self.ids.append(ids)
-        return torch.cat([ids, ids]) if self.writer.guided else ids
+            part = torch.where(self.given, self.known[..., index], part)
+        self.parts.append(part)
+        return torch.cat([part, part]) if self.writer.guided else part
 
 
 class GridSampler:
@@ -228,9 +229,9 @@ class GridSampler:
                 setup = recording.setup
             if number == schedule.last(done, grid):
                 first = done % ring.frames * area
-                ids = setup.ids[:, first : first + area].clone().view(len(seeds), 1, ring.rows, ring.slots, -1)
+                parts = setup.parts[:, first : first + area].clone().view(len(seeds), 1, ring.rows, ring.slots, -1)
                 done += 1
-                yield ids if net.codes else ids[..., 0]
+                yield net.join(parts)
 
     def recorded(self, setup: Setup, state: State) -> Recording[Setup, State] | None:
         """One pass, ready to play; None where there is no GPU."""
