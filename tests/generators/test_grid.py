@@ -148,11 +148,21 @@ def test_captions_and_numbers_of_frames_are_taken_away_as_often_as_asked() -> No
 @pytest.mark.parametrize("near", ["dilated", "whole"])
 def test_the_whole_network_is_one_graph(near: str) -> None:
     """What engine.cuda_graphs records: no break, no look at the host."""
-    net, text, ids = generator(near, codes=2).train(), words(2), clips(2, codes=2)
+    net, text, ids = generator(near, codes=2, sketch=3).train(), words(2), clips(2, codes=2)
     whole = torch.compile(net, backend="aot_eager", fullgraph=True)
     sights = net.sights(4, ids.device)
-    found, wanted = (run(ids, text, anything(2), sights) for run in (whole, net))
+    found, wanted = (run(ids, text, anything(2), sights, ids) for run in (whole, net))
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+
+
+def test_it_is_built_on_the_meta_device() -> None:
+    config = GridStageConfig(model=GridConfig(sketch_window=3))
+    with torch.device("meta"):
+        nets = build_nets(config, vocab_size=64_000, grid=(5, 8, 8), text_width=TEXT)
+    net = nets["generator"]
+    assert all(tensor.is_meta for tensor in (*net.parameters(), *net.buffers()))
+    ids = torch.zeros(2, 5, 8, 8, dtype=torch.long, device="meta")
+    assert net(ids, words(2).to(ids.device), anything(2).to("meta"), sketch=ids).shape == (2, 5, 8, 8, 2, 256)
 
 
 # ---- directions

@@ -204,7 +204,6 @@ class GridSampler:
         self.recordings: dict[tuple[Any, ...], Recording[Setup, State]] = {}
         self.drawing: object = None  # the clips that are being drawn
 
-    @torch.no_grad()
     def __call__(
         self, text: TextStates, seeds: Tensor, frames: int, *, negative: TextStates | None = None, lengths: Tensor | None = None,
         known: Tensor | None = None, sketch: Tensor | None = None,
@@ -214,12 +213,18 @@ class GridSampler:
         network's `nothing` stands where it has none, and those behind its end have none. What is drawn first must be finished
         before the same sampler draws more."""
         self.check(frames, seeds, known, sketch)
-        net, wanted = self.writer.net, torch.zeros_like(seeds) if lengths is None else lengths
-        setup, state = self.writer.prepare(text, seeds, negative, wanted, known, sketch)
+        wanted = torch.zeros_like(seeds) if lengths is None else lengths
+        with torch.no_grad():
+            setup, state = self.writer.prepare(text, seeds, negative, wanted, known, sketch)
+        return self.frames(setup, state, frames)
+
+    @torch.no_grad()
+    def frames(self, setup: Setup, state: State, count: int) -> Iterator[Tensor]:
+        """So many, once all is prepared."""
         schedule, grid, ring = setup.plan.schedule, setup.plan.grid, self.writer.cells(setup.plan)
         recording = self.recorded(setup, state)
         self.drawing, done, area = (own := object()), 0, ring.rows * ring.slots
-        for number in range(schedule.last(frames - 1, grid) + 1):
+        for number in range(schedule.last(count - 1, grid) + 1):
             if self.drawing is not own:
                 raise RuntimeError("this sampler has begun other clips before these were finished; use a sampler for each")
             if recording is None:
@@ -229,9 +234,9 @@ class GridSampler:
                 setup = recording.setup
             if number == schedule.last(done, grid):
                 first = done % ring.frames * area
-                parts = setup.parts[:, first : first + area].clone().view(len(seeds), 1, ring.rows, ring.slots, -1)
+                parts = setup.parts[:, first : first + area].clone().unflatten(1, (1, ring.rows, ring.slots))
                 done += 1
-                yield net.join(parts)
+                yield self.writer.net.join(parts)
 
     def recorded(self, setup: Setup, state: State) -> Recording[Setup, State] | None:
         """One pass, ready to play; None where there is no GPU."""
