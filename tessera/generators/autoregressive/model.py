@@ -26,6 +26,9 @@ PREFIX = 2  # places before the first group: the text as a whole, and the length
 ROTARY_BASE = 10_000.0  # wavelengths up to tens of thousands of groups
 LENGTHS = 4 * 16 + 1  # lengths up to 2^16 are told apart by quarters of an octave; the last one stands for any
 
+Look = Callable[[Tensor], Tensor]
+"""What a stream is to what is added to it, b n d -> b n d."""
+
 
 class AutoregressiveConfig(Config):
     """A causal transformer over groups of tokens, with a small decoder inside them."""
@@ -52,19 +55,39 @@ class AutoregressiveConfig(Config):
         return self
 
 
-class Block(nn.Module):
-    """Causal self-attention, cross-attention to the text, feed-forward; each adds to a stream that it reads normalised."""
+class Layer(nn.Module):
+    """Self-attention of one kind or another, cross-attention to the text, feed-forward; each adds to a stream that it reads
+    normalised."""
 
-    def __init__(self, config: AutoregressiveConfig, text_width: int) -> None:
+    def __init__(self, config: AutoregressiveConfig, text_width: int, attention: Attention) -> None:
         super().__init__()
         width = config.width
         self.norm1, self.norm2, self.norm3 = RMSNorm(width), RMSNorm(width), RMSNorm(width)
-        self.attention = CausalAttention(width, config.heads)
+        self.attention = attention
         self.cross = Attention(width, config.heads, text_width)
         self.feed_forward = FeedForward(width)
         self.dropout = config.dropout
         for layer in (self.attention.out, self.cross.out, self.feed_forward.down):
             layer.weight.data.mul_(1 / math.sqrt(3 * config.depth))  # so that depth does not make the stream louder
+
+    def along(self, x: Tensor, attend: Look, text: Tensor, mask: Tensor, beside: Look | None = None) -> Tensor:
+        """The three parts, with one way or another to look back; and perhaps one to look at a second condition."""
+        x = x + self._drop(attend(self.norm1(x)))
+        x = x + self._drop(self.cross(self.norm2(x), text, mask))
+        x = x if beside is None else x + self._drop(beside(x))
+        return x + self._drop(self.feed_forward(self.norm3(x)))
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training)
+
+
+class Block(Layer):
+    """A layer whose places see all those before them."""
+
+    attention: CausalAttention
+
+    def __init__(self, config: AutoregressiveConfig, text_width: int) -> None:
+        super().__init__(config, text_width, CausalAttention(config.width, config.heads))
 
     def forward(self, x: Tensor, text: Tensor, mask: Tensor, angles: Tensor) -> Tensor:
         """x b n d, text b m c, mask b m, angles n k"""
@@ -73,15 +96,6 @@ class Block(nn.Module):
     def step(self, x: Tensor, text: Tensor, mask: Tensor, angles: Tensor, kept: Tensor, place: Tensor) -> Tensor:
         """One place, x b 1 d; kept 2 b h n k."""
         return self.along(x, lambda x: self.attention.step(x, angles, kept, place), text, mask)
-
-    def along(self, x: Tensor, attend: Callable[[Tensor], Tensor], text: Tensor, mask: Tensor) -> Tensor:
-        """The three parts, with one way or another to look back."""
-        x = x + self._drop(attend(self.norm1(x)))
-        x = x + self._drop(self.cross(self.norm2(x), text, mask))
-        return x + self._drop(self.feed_forward(self.norm3(x)))
-
-    def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.dropout, self.training)
 
 
 class Level(nn.Module):
@@ -119,16 +133,16 @@ class Level(nn.Module):
         return self.norms[-1](x)
 
 
-class Autoregressive(nn.Module):
-    """Tokens in groups of `group` (outermost level first), each from those before it and the text. `end` is one more id, which
-    may only stand where a group begins."""
+class Hourglass(nn.Module):
+    """What stands around layers of any kind: the condition, and levels inside a group of tokens (`group`, outermost first)."""
 
-    def __init__(self, config: AutoregressiveConfig, vocab_size: int, group: Sequence[int], text_width: int) -> None:
+    def __init__(
+        self, config: AutoregressiveConfig, num_ids: int, group: Sequence[int], text_width: int, layer: Callable[[], nn.Module]
+    ) -> None:
         super().__init__()
         width, inner = config.width, config.inner_width
-        self.vocab_size, self.end, self.group, self.width = vocab_size, vocab_size, tuple(group), width
-        self.heads, self.head_width = config.heads, width // config.heads
-        self.embed = nn.Embedding(vocab_size + 1, inner if group else width)
+        self.group, self.width, self.heads, self.head_width = tuple(group), width, config.heads, width // config.heads
+        self.embed = nn.Embedding(num_ids, inner if group else width)
         nn.init.normal_(self.embed.weight, std=1.0)
         widths = [width, *[inner] * len(self.group)]
         self.levels = nn.ModuleList(
@@ -139,11 +153,46 @@ class Autoregressive(nn.Module):
         self.pooled = linear(text_width, width)
         self.null = nn.Parameter(torch.randn(1, 1, text_width) * 0.02)  # what is attended to when there is no text
         self.text_norm = nn.RMSNorm(text_width, elementwise_affine=False)
-        self.blocks = nn.ModuleList(Block(config, text_width) for _ in range(config.depth))
+        self.blocks = nn.ModuleList(layer() for _ in range(config.depth))
         self.norm = RMSNorm(width)
-        self.head = nn.Linear(widths[-1], vocab_size + 1)
+        self.head = nn.Linear(widths[-1], num_ids)
         nn.init.normal_(self.head.weight, std=0.02)
         nn.init.zeros_(self.head.bias)
+
+    def embed_parts(self, ids: Tensor) -> list[Tensor]:
+        """... t -> vectors of groups ... d, of their parts ... p c, ..., of tokens."""
+        parts = [self.embed(ids.unflatten(-1, self.group) if self.group else ids[..., 0])]
+        for level in reversed(self.levels):
+            parts.insert(0, level.join(parts[0].flatten(-2)))  # type: ignore[operator]
+        return parts
+
+    def context_of(self, text: TextStates) -> tuple[Tensor, Tensor]:
+        """Text states b m c and their mask, with one state that is always there."""
+        null = self.null.expand(len(text.mask), -1, -1).to(text.states.dtype)
+        return torch.cat([null, self.text_norm(text.states)], dim=1), F.pad(text.mask, (1, 0), value=True)
+
+    def logits(self, features: Tensor) -> Tensor:
+        """... c -> ... v, fp32"""
+        return self.head(features).float()
+
+    def write(self, context: Tensor, choose: Callable[[Tensor], Tensor], depth: int = 0) -> Tensor:
+        """One group, token by token: `choose` gets logits b v and returns ids b. Returns the group's vector, b d."""
+        if depth == len(self.levels):
+            return self.embed(choose(self.logits(context)))
+        level: Any = self.levels[depth]
+        parts: list[Tensor] = []
+        for index in range(level.size):
+            parts.append(self.write(level.at(index, context, parts), choose, depth + 1))
+        return level.join(torch.cat(parts, dim=-1))
+
+
+class Autoregressive(Hourglass):
+    """Tokens in groups, each from those before it and the text. `end` is one more id, which may only stand where a group
+    begins."""
+
+    def __init__(self, config: AutoregressiveConfig, vocab_size: int, group: Sequence[int], text_width: int) -> None:
+        super().__init__(config, vocab_size + 1, group, text_width, lambda: Block(config, text_width))
+        self.vocab_size, self.end = vocab_size, vocab_size
 
     def forward(self, ids: Tensor, text: TextStates, lengths: Tensor) -> Tensor:
         """ids b n t, t tokens a group; lengths b as `length_class` names them -> logits b n + 1 t v, fp32: group i is not seen
@@ -155,13 +204,6 @@ class Autoregressive(nn.Module):
             found = level(context.flatten(0, -2), below.flatten(0, -3))  # one rank for all levels: they share compiled code
             context = found.view(*below.shape)
         return self.logits(context).reshape(len(ids), ids.shape[1] + 1, ids.shape[2], -1)
-
-    def embed_parts(self, ids: Tensor) -> list[Tensor]:
-        """b n t -> vectors of groups b n d, of their parts b n p c, ..., of tokens."""
-        parts = [self.embed(ids.unflatten(-1, self.group) if self.group else ids[..., 0])]
-        for level in reversed(self.levels):
-            parts.insert(0, level.join(parts[0].flatten(-2)))  # type: ignore[operator]
-        return parts
 
     def outer(self, groups: Tensor, text: TextStates, lengths: Tensor) -> Tensor:
         """b n d -> b n + 1 d: what is known of each group and of the one behind the last."""
@@ -178,18 +220,9 @@ class Autoregressive(nn.Module):
         told = self.start + self.pooled(self.text_norm(text.pooled))
         return torch.stack([told, self.lengths(lengths).to(told.dtype)], dim=1)
 
-    def context_of(self, text: TextStates) -> tuple[Tensor, Tensor]:
-        """Text states b m c and their mask, with one state that is always there."""
-        null = self.null.expand(len(text.mask), -1, -1).to(text.states.dtype)
-        return torch.cat([null, self.text_norm(text.states)], dim=1), F.pad(text.mask, (1, 0), value=True)
-
     def angles(self, places: Tensor) -> Tensor:
         """n -> n k"""
         return rotary_angles(places[:, None], self.head_width, base=ROTARY_BASE)
-
-    def logits(self, features: Tensor) -> Tensor:
-        """... c -> ... v, fp32"""
-        return self.head(features).float()
 
     def step(self, x: Tensor, states: Tensor, mask: Tensor, kept: Tensor, place: Tensor) -> Tensor:
         """One place of the outer sequence, x b 1 d, with kept l 2 b h n k -> what is known of the next group, b d."""
@@ -197,16 +230,6 @@ class Autoregressive(nn.Module):
         for block, own in zip(self.blocks, kept, strict=True):
             x = block.step(x, states, mask, angles, own, place)  # type: ignore[operator]
         return self.norm(x[:, 0])
-
-    def write(self, context: Tensor, choose: Callable[[Tensor], Tensor], depth: int = 0) -> Tensor:
-        """One group, token by token: `choose` gets logits b v and returns ids b. Returns the group's vector, b d."""
-        if depth == len(self.levels):
-            return self.embed(choose(self.logits(context)))
-        level: Any = self.levels[depth]
-        parts: list[Tensor] = []
-        for index in range(level.size):
-            parts.append(self.write(level.at(index, context, parts), choose, depth + 1))
-        return level.join(torch.cat(parts, dim=-1))
 
 
 def length_class(lengths: Tensor) -> Tensor:

@@ -29,8 +29,8 @@ FIRST_ROOM = 64  # groups that the first buffer holds
 LOOK_EVERY = 8  # groups from one look at which rows have ended to the next
 
 
-class AutoregressiveSampleConfig(Config):
-    """How an autoregressive generator draws."""
+class ChoiceConfig(Config):
+    """How tokens are chosen."""
 
     guidance: float = Field(2.0, ge=0)
     """Pull towards the text: logits of the unconditional branch plus this times the difference. 1 is none, at half the cost."""
@@ -40,6 +40,11 @@ class AutoregressiveSampleConfig(Config):
     """Choose only among so many of the most probable tokens; 0: among all."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Choose only among the most probable tokens that together have this probability."""
+
+
+class AutoregressiveSampleConfig(ChoiceConfig):
+    """How an autoregressive generator draws."""
+
     leave: bool = True
     """Samples that have ended leave the batch. Then the others are computed in a smaller one, whose rounding differs in the last
     bit; without it a sample never depends on what else is asked."""

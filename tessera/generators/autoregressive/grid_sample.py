@@ -1,0 +1,263 @@
+"""Sampling of clips: pass after pass, each drawing all cells whose turn it is. A clip is a function of its own seed, text and
+known frames, whatever the order.
+
+Keys and values of the last frames lie in a ring, so memory does not grow with a clip's length, and frames leave as soon as they
+are finished. Shapes never change: one pass is recorded once and replayed on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from tessera.batches import TextStates
+from tessera.generators.autoregressive.grid_model import GridAutoregressive
+from tessera.generators.autoregressive.grid_schedule import Schedule, Table, sequential, table_of, wavefront
+from tessera.generators.autoregressive.model import length_class
+from tessera.generators.autoregressive.sample import CHOICE, ChoiceConfig
+from tessera.nn.drawing import draw
+from tessera.nn.nearby import Grid, Ring, Slot, Window, window_of
+from tessera.nn.nearby_cross import CrossWindow, cross_window
+from tessera.nn.recording import Recording, sampling_precision, shapes_of
+from tessera.randomness import mix_tensors, uniform
+
+
+class GridSampleConfig(ChoiceConfig):
+    """How an autoregressive generator draws clips. Of a large vocabulary, top_k and top_p are for each digit."""
+
+    order: Literal["auto", "sequential", "wavefront"] = "auto"
+    """One cell after another, or all at once that do not see each other: the same clips in fewer passes, where the generator sees
+    a window. auto takes the wavefront wherever there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is looked up in every pass."""
+
+    schedule: Schedule
+    grid: Grid  # as many frames as a cell sees
+    ring: Ring  # of slots
+    table: Table
+    windows: tuple[Window | None, ...]  # for each of the network's `reaches`; None: frames are seen whole
+    sketch: CrossWindow | None  # where the network takes sketches
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What stays the same from pass to pass, and buffers that are written in place. Two branches, with text and without, are one
+    batch of twice the size."""
+
+    plan: Plan
+    seeds: Tensor  # b int64
+    start: Tensor  # b or 2b, d: what rows start with
+    states: Tensor  # b or 2b, m c: text
+    mask: Tensor  # b or 2b, m bool
+    kept: Tensor  # l 2 (b or 2b) h n k: keys and values, in the ring
+    parts: Tensor  # b n p: parts of cells, in a ring of as many frames
+    known: Tensor  # b k p: those of the first frames; k may be 0
+    sketch: Tensor | None  # b or 2b, k p: those of the sketch's frames, at least of one; nothing in the branch without text
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a pass changes."""
+
+    number: Tensor  # 1 int64: of the pass
+
+
+def plan_of(net: GridAutoregressive, order: str, device: torch.device) -> Plan:
+    """The tables of one way to draw from a generator."""
+    reach = net.reaches[0]
+    grid = net.slots(reach.frames)
+    if reach.whole and order == "wavefront":
+        raise ValueError("order wavefront needs a window, and this generator sees whole frames; use order sequential")
+    windows = tuple(None if reach.whole else window_of(reach, grid, device) for reach in net.reaches)
+    local = [window for window in windows if window is not None]
+    schedule = wavefront(local, grid) if local and order != "sequential" else sequential(grid)
+    ring = Ring(reach.frames + schedule.others_in_flight(grid), grid.rows, grid.slots)
+    sketch = cross_window(net.sketch_window, grid, device) if net.sketch_window else None
+    return Plan(schedule, grid, ring, table_of(schedule, grid, device), windows, sketch)
+
+
+class GridWriter:
+    """One way to sample from one generator."""
+
+    def __init__(self, net: GridAutoregressive, config: GridSampleConfig, bf16: bool = False) -> None:
+        self.net, self.config, self.bf16 = net, config, bf16
+        self.plans: dict[torch.device, Plan] = {}
+
+    @property
+    def guided(self) -> bool:
+        """Whether there is a second branch."""
+        return self.config.guidance != 1
+
+    def plan(self, device: torch.device) -> Plan:
+        """Made once for each device."""
+        if device not in self.plans:
+            self.plans[device] = plan_of(self.net, self.config.order, device)
+        return self.plans[device]
+
+    def prepare(
+        self, text: TextStates, seeds: Tensor, negative: TextStates | None, lengths: Tensor, known: Tensor | None,
+        sketch: Tensor | None = None,
+    ) -> tuple[Setup, State]:  # fmt: skip
+        """Everything on the device, before the first pass."""
+        net, device, size = self.net, seeds.device, len(seeds)
+        plan = self.plan(device)
+        if self.guided:
+            none = text.without(torch.ones(size, dtype=torch.bool, device=device)) if negative is None else negative
+            text, lengths = text.joined(none), torch.cat([lengths, lengths])
+        with sampling_precision(device, self.bf16):
+            states, mask = net.context_of(text)
+            start = net.row_start(text, length_class(lengths))
+        kind = torch.bfloat16 if self.bf16 else torch.float32
+        kept = torch.zeros(len(net.blocks), 2, len(mask), net.heads, plan.ring.size, net.head_width, dtype=kind, device=device)
+        parts = torch.zeros(size, self.cells(plan).size, len(net.sizes), dtype=torch.long, device=device)
+        given = parts[:, :0] if known is None else net.split(known).flatten(1, 3)
+        setup = Setup(plan, seeds, start.to(kind), states.to(kind), mask, kept, parts, given, self.sketch(sketch, seeds))
+        return setup, State(torch.zeros(1, dtype=torch.long, device=device))
+
+    def sketch(self, sketch: Tensor | None, seeds: Tensor) -> Tensor | None:
+        """As cells one after another, of all branches."""
+        net = self.net
+        if not net.takes(sketch):
+            return None
+        if sketch is None:
+            sketch = seeds.new_full((len(seeds), 1, *net.grid[1:], *((net.codes,) if net.codes else ())), net.nothing)
+        both = torch.cat([sketch, torch.full_like(sketch, net.nothing)]) if self.guided else sketch
+        return net.split_sketch(both).flatten(1, 3)
+
+    def cells(self, plan: Plan) -> Ring:
+        """The ring of tokens: rows have no start."""
+        return plan.ring._replace(slots=plan.ring.slots - 1)
+
+    def step_once(self, setup: Setup, state: State) -> State:
+        """Goes through the slots of one pass."""
+        plan, net, cells = setup.plan, self.net, self.cells(setup.plan)
+        newest, phase = state.number // plan.schedule.frame_step, state.number % plan.schedule.frame_step
+        back, row, column, there = (
+            part.index_select(0, phase)[0] for part in (plan.table.back, plan.table.row, plan.table.column, plan.table.there)
+        )
+        there = there & (back <= newest)
+        slot = Slot((newest - back).clamp(min=0), row, column)
+        cell = row * cells.slots + column
+        with sampling_precision(setup.seeds.device, self.bf16):
+            before = torch.where(column > 0, cells.at(slot.frame, cell - 1), cells.size - 1)
+            x = self.embed(setup, setup.parts.index_select(1, before), slot)
+            places = torch.where(there, plan.ring.at(slot.frame, row * plan.ring.slots + column), plan.ring.size - 1)
+            views = [plan.ring.view(reach, window, slot, newest) for reach, window in zip(net.reaches, plan.windows, strict=True)]
+            beside = None
+            if setup.sketch is not None and plan.sketch is not None:
+                beside = net.beside_some(setup.sketch, plan.sketch, slot)
+            context = net.step(x, setup.states, setup.mask, slot, setup.kept, places, views, beside)
+            choice = Choice(self, setup, slot)
+            net.write(context, choice)
+        guesses = there & (column < cells.slots)
+        into = torch.where(guesses, cells.at(slot.frame, cell), cells.size - 1)
+        setup.parts.index_copy_(1, into, torch.stack(choice.parts, dim=-1))
+        return State(state.number + 1)
+
+    def embed(self, setup: Setup, parts: Tensor, slot: Slot) -> Tensor:
+        """b m p, the cells to the left -> b or 2b, m d."""
+        vectors = self.net.embed_parts(parts)[0].to(setup.start.dtype)
+        vectors = torch.cat([vectors, vectors]) if self.guided else vectors
+        x = torch.where((slot.column > 0)[:, None], vectors, setup.start[:, None])
+        return x + self.net.places[slot.row, slot.column].to(x.dtype)
+
+
+class Choice:
+    """The cells of one pass, one part of each after another."""
+
+    def __init__(self, writer: GridWriter, setup: Setup, slot: Slot) -> None:
+        self.writer, self.parts, count = writer, list[Tensor](), setup.parts.shape[2]
+        keys = mix_tensors(setup.seeds[:, None], *slot)  # of the cell alone: its turn is not asked
+        self.numbers = uniform(CHOICE, keys.flatten(), count).view(*keys.shape, count)
+        ring, num_known = setup.plan.ring, setup.known.shape[1]
+        place = (slot.frame * ring.rows + slot.row) * (ring.slots - 1) + slot.column
+        self.given = place < num_known if num_known else None
+        self.known = setup.known.index_select(1, place.clamp(max=num_known - 1)) if num_known else setup.known
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """logits b m v or 2b m v -> one part of each cell, the same in both branches."""
+        config, index = self.writer.config, len(self.parts)
+        logits = logits[..., : self.writer.net.sizes[index]]
+        if self.writer.guided:
+            with_text, without = logits.chunk(2)
+            logits = without + config.guidance * (with_text - without)
+        part = draw(logits, self.numbers[..., index], config.temperature, config.top_p, config.top_k)
+        if self.given is not None:
+            part = torch.where(self.given, self.known[..., index], part)
+        self.parts.append(part)
+        return torch.cat([part, part]) if self.writer.guided else part
+
+
+class GridSampler:
+    """Whole clips, of any length. On a GPU passes are recorded, once for each size of batch, text and known frames; weights are
+    read where they lie."""
+
+    def __init__(self, writer: GridWriter) -> None:
+        self.writer = writer
+        self.recordings: dict[tuple[Any, ...], Recording[Setup, State]] = {}
+        self.drawing: object = None  # the clips that are being drawn
+
+    def __call__(
+        self, text: TextStates, seeds: Tensor, frames: int, *, negative: TextStates | None = None, lengths: Tensor | None = None,
+        known: Tensor | None = None, sketch: Tensor | None = None,
+    ) -> Iterator[Tensor]:  # fmt: skip
+        """ids b 1 h w, or b 1 h w q of several codes: one latent frame after another, the known ones (b k h w or b k h w q)
+        among them. `lengths` b are numbers of frames to tell the network, 0 for any. A sketch has the shape of known frames; the
+        network's `nothing` stands where it has none, and those behind its end have none. What is drawn first must be finished
+        before the same sampler draws more."""
+        self.check(frames, seeds, known, sketch)
+        wanted = torch.zeros_like(seeds) if lengths is None else lengths
+        with torch.no_grad():
+            setup, state = self.writer.prepare(text, seeds, negative, wanted, known, sketch)
+        return self.frames(setup, state, frames)
+
+    @torch.no_grad()
+    def frames(self, setup: Setup, state: State, count: int) -> Iterator[Tensor]:
+        """So many, once all is prepared."""
+        schedule, grid, ring = setup.plan.schedule, setup.plan.grid, self.writer.cells(setup.plan)
+        recording = self.recorded(setup, state)
+        self.drawing, done, area = (own := object()), 0, ring.rows * ring.slots
+        for number in range(schedule.last(count - 1, grid) + 1):
+            if self.drawing is not own:
+                raise RuntimeError("this sampler has begun other clips before these were finished; use a sampler for each")
+            if recording is None:
+                state = self.writer.step_once(setup, state)
+            else:
+                recording.play()
+                setup = recording.setup
+            if number == schedule.last(done, grid):
+                first = done % ring.frames * area
+                parts = setup.parts[:, first : first + area].clone().unflatten(1, (1, ring.rows, ring.slots))
+                done += 1
+                yield self.writer.net.join(parts)
+
+    def recorded(self, setup: Setup, state: State) -> Recording[Setup, State] | None:
+        """One pass, ready to play; None where there is no GPU."""
+        if state.number.device.type != "cuda":
+            return None
+        shapes = shapes_of(setup, state)
+        if shapes not in self.recordings:
+            self.recordings[shapes] = Recording(self.writer.step_once, setup, state)
+        self.recordings[shapes].load(setup, state)
+        return self.recordings[shapes]
+
+    def check(self, frames: int, seeds: Tensor, known: Tensor | None, sketch: Tensor | None) -> None:
+        """What is asked for, before anything is drawn."""
+        if frames < 1:
+            raise ValueError(f"{frames} frames; ask for 1 or more")
+        net = self.writer.net
+        for name, given in (("known frames", known), ("sketch", sketch)):
+            if given is None:
+                continue
+            expected = (len(seeds), given.shape[1], *net.grid[1:], *((net.codes,) if net.codes else ()))
+            if tuple(given.shape) != expected:
+                raise ValueError(f"{name} of shape {tuple(given.shape)}; expected {expected}")
+        if known is not None and known.shape[1] > frames:
+            raise ValueError(f"{known.shape[1]} known frames of {frames}; ask for more frames, or give fewer")

@@ -1,0 +1,94 @@
+"""Small generators of clips, text for them, and what they draw."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tessera.batches import TextStates, TokenBatch
+from tessera.generators.autoregressive.grid_model import GridAutoregressive, GridConfig
+from tessera.generators.autoregressive.grid_sample import GridSampleConfig, GridSampler, GridWriter, plan_of
+from tessera.generators.autoregressive.model import LENGTHS
+from tessera.nn.nearby import NearbyConfig
+
+VOCABULARY, TEXT, GRID = 7, 12, (4, 3, 4)
+CPU = torch.device("cpu")
+NEAR = {
+    "window": NearbyConfig(frames=2, height=3, width=3),
+    "wide": NearbyConfig(frames=3, height=5, width=3),
+    "dilated": NearbyConfig(frames=2, height=3, width=3, dilation=(1, 2)),
+    "whole": NearbyConfig(frames=2, whole=True),
+}
+
+
+def generator(
+    near: str = "window", codes: int | None = None, depth: int = 2, seed: int = 0, sketch: int = 0
+) -> GridAutoregressive:
+    torch.manual_seed(seed)
+    sizes = {"width": 32, "depth": depth, "heads": 2, "inner_width": 16, "inner_depth": 1}
+    net = GridAutoregressive(GridConfig(**sizes, nearby=NEAR[near], sketch_window=sketch), VOCABULARY, GRID, TEXT, codes)
+    torch.nn.init.normal_(net.head.weight, std=0.3)  # or all guesses look alike
+    for block in net.blocks:
+        if sketch:
+            torch.nn.init.normal_(block.sketch.out.weight, std=0.2)  # it starts at 0
+    return net.eval()
+
+
+def words(num: int, length: int = 4, seed: int = 7) -> TextStates:
+    states = torch.randn(num, length, TEXT, generator=torch.Generator().manual_seed(seed))
+    return TextStates(states, torch.ones(num, length, dtype=torch.bool), states.mean(1))
+
+
+def rows(text: TextStates, picked: list[int]) -> TextStates:
+    return TextStates(text.states[picked], text.mask[picked], text.pooled[picked])
+
+
+def clips(num: int, frames: int = GRID[0], codes: int | None = None, seed: int = 3) -> Tensor:
+    shape = (num, frames, *GRID[1:], *(() if codes is None else (codes,)))
+    return torch.randint(0, VOCABULARY, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def batch_of(ids: Tensor, text: TextStates, lengths: list[int] | None = None) -> TokenBatch:
+    num = len(ids)
+    return TokenBatch(
+        ids=ids, text=text, valid=torch.ones(num, dtype=torch.bool), positions=torch.arange(num),
+        keys=tuple(map(str, range(num))), captions=(None,) * num, lengths=None if lengths is None else torch.tensor(lengths),
+    )  # fmt: skip
+
+
+def anything(num: int) -> Tensor:
+    """No number of frames is told."""
+    return torch.full((num,), LENGTHS - 1)
+
+
+def drawn(net: GridAutoregressive, text: TextStates, seeds: Tensor, frames: int, given: Any = None, **options: Any) -> Tensor:
+    """b t h w or b t h w q"""
+    sampler = GridSampler(GridWriter(net, GridSampleConfig(**options)))
+    return torch.cat(list(sampler(text, seeds, frames, **(given or {}))), dim=1)
+
+
+def watched(
+    net: GridAutoregressive, text: TextStates, seeds: Tensor, frames: int, given: Any = None, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """What is drawn, and the logits that it was drawn from, 2b t h w q v; found by what went through the head, pass by pass."""
+    seen: list[Tensor] = []
+    hook = net.head.register_forward_hook(lambda module, inputs, out: seen.append(out))
+    ids = drawn(net, text, seeds, frames, given, **options)
+    hook.remove()
+    schedule, codes, (_, height, width) = plan_of(net, options["order"], CPU).schedule, len(net.sizes), net.grid
+    logits = torch.full((len(seen[0]), frames, height, width, codes, VOCABULARY), torch.nan)
+    table = plan_of(net, options["order"], CPU).table
+    for number, guesses in enumerate(zip(*(seen[code::codes] for code in range(codes)), strict=True)):
+        newest, phase = divmod(number, schedule.frame_step)
+        for place in range(table.there.shape[1]):
+            frame, row, column = (
+                newest - int(table.back[phase, place]),
+                *(int(x[phase, place]) for x in (table.row, table.column)),
+            )
+            if table.there[phase, place] and 0 <= frame < frames and column < width:
+                assert logits[0, frame, row, column].isnan().all(), "every cell once"
+                logits[:, frame, row, column] = torch.stack([guess[:, place] for guess in guesses], dim=1)
+    assert not logits.isnan().any(), "every cell"
+    return ids, logits

@@ -1,0 +1,193 @@
+"""Drawing clips: a cache in a ring is the whole network, every order draws the same clips, and guidance has its two branches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tessera.batches import TextStates
+from tessera.generators.autoregressive.grid_model import GridAutoregressive, GridConfig
+from tessera.generators.autoregressive.grid_sample import GridSampleConfig, GridSampler, GridWriter, plan_of
+from tessera.generators.autoregressive.grid_schedule import Schedule, sequential, wavefront
+from tessera.nn.nearby import Grid, NearbyConfig, Window, window_of
+from tessera.nn.recording import mapped
+from tests.generators.grid_toys import CPU, NEAR, VOCABULARY, anything, clips, drawn, generator, rows, watched, words
+
+CASES = [
+    ("window", "wavefront", None), ("window", "sequential", 2), ("wide", "wavefront", 2), ("dilated", "wavefront", None),
+    ("dilated", "sequential", None), ("whole", "sequential", 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("near", "order", "codes"), CASES)
+def test_a_ring_is_the_whole_network_and_both_branches_are_what_they_should_be(near: str, order: str, codes: int | None) -> None:
+    """Longer than the grid of training. Without cache, schedule and joint batch: one forward pass with the text, another one
+    without."""
+    net, text, seeds, frames = generator(near, codes), words(2), torch.tensor([5, 6]), 7
+    ids, logits = watched(net, text, seeds, frames, order=order, guidance=2.5, temperature=0.7)
+    with_text = net(ids, text, anything(2)).detach()
+    none = TextStates(torch.randn(2, 1, 12), torch.zeros(2, 1, dtype=torch.bool), torch.zeros(2, 12))
+    without = net(ids, none, anything(2)).detach()
+    torch.testing.assert_close(logits[:2], with_text, rtol=0, atol=1e-5)
+    torch.testing.assert_close(logits[2:], without, rtol=0, atol=1e-5)
+    assert (with_text - without).abs().mean() > 0.01
+    greedy, logits = watched(net, text, seeds, frames, order=order, guidance=2.5, temperature=0)
+    guided = logits[2:] + 2.5 * (logits[:2] - logits[2:])
+    assert torch.equal(greedy.view(guided.shape[:-1]), guided.argmax(-1))
+
+
+@pytest.mark.parametrize(("near", "codes", "guidance"), [("window", None, 1.0), ("wide", None, 2.0), ("dilated", 2, 2.0)])
+def test_a_wavefront_draws_what_one_cell_after_another_draws(near: str, codes: int | None, guidance: float) -> None:
+    net, text, seeds = generator(near, codes, depth=3), words(3), torch.tensor([1, 2, 3])
+    given = {"known": clips(3, 2, codes), "lengths": torch.tensor([0, 4, 9])}
+    for more in (None, given):
+        options = {"guidance": guidance, "top_p": 0.9, "top_k": 5}
+        slow, slow_logits = watched(net, text, seeds, 6, more, order="sequential", **options)
+        fast, fast_logits = watched(net, text, seeds, 6, more, order="wavefront", **options)
+        torch.testing.assert_close(fast_logits, slow_logits, rtol=0, atol=1e-5)
+        assert torch.equal(fast, slow)
+        assert torch.equal(drawn(net, text, seeds, 6, more, **options), slow), "auto"
+
+
+def test_known_frames_stay_and_are_seen_and_negative_text_takes_the_place_of_none() -> None:
+    net, text, seeds, known = generator(), words(2), torch.tensor([5, 6]), clips(2, 3)
+    ids = drawn(net, text, seeds, 6, {"known": known})
+    assert torch.equal(ids[:, :3], known)
+    assert not torch.equal(ids[:, 3:], drawn(net, text, seeds, 6)[:, 3:])
+    again = {"known": ids[:, :5]}
+    assert torch.equal(drawn(net, text, seeds, 6, again), ids), "going on from one's own frames is not stopping"
+    other = words(2, length=6, seed=8)
+    options = {"order": "wavefront", "guidance": 3.0}
+    ids, logits = watched(net, text, seeds, 4, {"negative": other}, **options)
+    torch.testing.assert_close(logits[2:], net(ids, other, anything(2)).detach(), rtol=0, atol=1e-5)
+
+
+def test_a_clip_depends_on_its_own_seed_and_text_alone() -> None:
+    net, text, seeds = generator("dilated", codes=2), words(4), torch.tensor([9, 2, 2, 7])
+    whole = drawn(net, text, seeds, 5)
+    assert torch.equal(drawn(net, rows(text, [3, 1]), seeds[[3, 1]], 5), whole[[3, 1]])
+    assert torch.equal(drawn(net, text, seeds, 3), whole[:, :3]), "nor on how many frames are asked for"
+    same = drawn(net, rows(text, [0, 0, 0]), torch.tensor([9, 9, 8]), 5)
+    assert torch.equal(same[0], same[1])
+    assert not torch.equal(same[0], same[2])
+
+
+def test_draws_have_the_probabilities_of_the_network() -> None:
+    """Two cells whose joint distribution is counted over many seeds; chi-squared with 48 degrees of freedom."""
+    net, text, num = generator(), rows(words(1), [0] * 1500), 1500
+    ids = drawn(net, text, torch.arange(num), 1, guidance=1.0)
+    found = torch.bincount(ids[:, 0, 0, 0] * VOCABULARY + ids[:, 0, 0, 1], minlength=VOCABULARY**2)
+    first = torch.arange(VOCABULARY)
+    grid = torch.zeros(VOCABULARY, 1, *net.grid[1:], dtype=torch.long)
+    grid[:, 0, 0, 0] = first
+    probs = net(grid, rows(text, [0] * VOCABULARY), anything(VOCABULARY)).double().softmax(-1).detach()[:, 0, 0, :2, 0]
+    wanted = num * (probs[first, 0, first][:, None] * probs[:, 1]).flatten()
+    assert ((found - wanted) ** 2 / wanted).sum() < 85  # 1 in 1000 by chance
+
+
+def test_memory_does_not_grow_with_a_clip() -> None:
+    writer = GridWriter(generator(), GridSampleConfig(guidance=1.0))
+    frames, sizes = 0, set()
+    setup, _ = writer.prepare(words(1), torch.tensor([0]), None, torch.tensor([0]), None)
+    assert setup.kept.shape[4] == setup.plan.ring.size == (2 + 2) * 3 * 5 + 1
+    for ids in GridSampler(writer)(words(1), torch.tensor([0]), 100):
+        frames += 1
+        sizes.add(ids.untyped_storage().nbytes())
+        assert ids.shape == (1, 1, 3, 4)
+    assert frames == 100
+    assert sizes == {3 * 4 * 8}
+
+
+# ---- the order
+
+
+def windows(near: NearbyConfig, rows: int, columns: int) -> tuple[list[Window], Grid]:
+    grid = Grid(near.frames, rows, columns + 1)
+    reaches = dict.fromkeys(near.reach(layer) for layer in range(len(near.dilation)))
+    return [window_of(reach, grid, CPU) for reach in reaches], grid
+
+
+def out_of_turn(schedule: Schedule, found: list[Window], grid: Grid) -> int:
+    """How many pairs are seen before their turn: by loops, and on coordinates."""
+    wrong = 0
+    for window in found:
+        for own, (backs, places, theres) in enumerate(
+            zip(window.back.tolist(), window.place.tolist(), window.there.tolist(), strict=True)
+        ):
+            turn = schedule.frame_step * grid.frames + schedule.row_step * (own // grid.slots) + own % grid.slots
+            for back, place, there in zip(backs, places, theres, strict=True):
+                frame = grid.frames - back
+                other = schedule.frame_step * frame + schedule.row_step * (place // grid.slots) + place % grid.slots
+                wrong += there and other > turn
+    return wrong
+
+
+@pytest.mark.parametrize("near", [*NEAR.values(), NearbyConfig(height=7, width=3), NearbyConfig(frames=1, height=1, width=1)])
+@pytest.mark.parametrize("shape", [(6, 9), (3, 4), (1, 5), (5, 1)])
+def test_nothing_is_seen_before_its_turn_and_no_smaller_steps_would_do(near: NearbyConfig, shape: tuple[int, int]) -> None:
+    found, grid = windows(near, *shape)
+    assert out_of_turn(sequential(grid), found, grid) == 0
+    fast = wavefront(found, grid)
+    assert out_of_turn(fast, found, grid) == 0
+    assert fast.row_step <= sequential(grid).row_step
+    assert fast.frame_step <= sequential(grid).frame_step
+    if fast.row_step > 0:
+        assert out_of_turn(Schedule(10**6, fast.row_step - 1), found, grid) > 0
+    if fast.frame_step > 1:
+        assert out_of_turn(Schedule(fast.frame_step - 1, fast.row_step), found, grid) > 0
+
+
+@pytest.mark.parametrize(("size", "passes"), [(3, 82), (5, 142), (7, 220)])
+def test_a_clip_of_2560_cells_takes_few_passes(size: int, passes: int) -> None:
+    """r + 1 passes from row to row, (r + 1)^2 from frame to frame: by hand for a radius of r."""
+    found, grid = windows(NearbyConfig(frames=3, height=size, width=size), 16, 16)
+    radius = size // 2
+    assert wavefront(found, grid) == Schedule((radius + 1) ** 2, radius + 1)
+    assert wavefront(found, grid).last(9, grid) + 1 == passes
+    assert sequential(grid).last(9, grid) + 1 == 2560
+
+
+def test_dilated_layers_cost_no_more_from_row_to_row() -> None:
+    """Rows are as far apart as columns, so the slope stays."""
+    found, grid = windows(NearbyConfig(height=3, width=3, dilation=(1, 2, 4)), 16, 16)
+    assert wavefront(found, grid).row_step == 2
+
+
+# ---- at the door, and on a device
+
+
+def test_no_more_frames_are_seen_than_in_training() -> None:
+    config = GridConfig(width=32, depth=1, heads=2, nearby=NearbyConfig(frames=50, whole=True))
+    net = GridAutoregressive(config, VOCABULARY, (3, 3, 4), 12)
+    assert net.reaches[0].frames == 3
+    assert plan_of(net, "auto", CPU).ring.frames == 4
+
+
+def test_what_cannot_be_drawn_is_refused() -> None:
+    sampler = GridSampler(GridWriter(generator(), GridSampleConfig()))
+    with pytest.raises(ValueError, match="0 frames"):
+        sampler(words(1), torch.tensor([0]), 0)
+    with pytest.raises(ValueError, match=r"known frames of shape \(1, 2, 3, 3\); expected \(1, 2, 3, 4\)"):
+        sampler(words(1), torch.tensor([0]), 4, known=torch.zeros(1, 2, 3, 3, dtype=torch.long))
+    with pytest.raises(ValueError, match="5 known frames of 4"):
+        sampler(words(1), torch.tensor([0]), 4, known=clips(1, 5))
+    with pytest.raises(ValueError, match="sees whole frames"):
+        plan_of(generator("whole"), "wavefront", CPU)
+    first = sampler(words(1), torch.tensor([0]), 4)
+    next(first)
+    next(sampler(words(1), torch.tensor([0]), 4))
+    with pytest.raises(RuntimeError, match="a sampler for each"):
+        next(first)
+
+
+@pytest.mark.parametrize("near", ["dilated", "whole"])
+def test_nothing_waits_for_the_device(near: str) -> None:
+    net, meta = generator(near, codes=2), torch.device("meta")
+    writer = GridWriter(net, GridSampleConfig(top_k=3))
+    plan = mapped(writer.plan(CPU), lambda tensor: tensor.to(meta))
+    windows = tuple(mapped(window, lambda tensor: tensor.to(meta)) for window in plan.windows)
+    writer.plans[meta] = type(plan)(plan.schedule, plan.grid, plan.ring, plan.table, windows, plan.sketch)
+    net.to(meta)
+    seeds, known = torch.zeros(2, dtype=torch.long, device=meta), torch.zeros(2, 1, 3, 4, 2, dtype=torch.long, device=meta)
+    found = list(GridSampler(writer)(words(2).to(meta), seeds, 1, known=known))
+    assert [ids.shape for ids in found] == [(2, 1, 3, 4, 2)]

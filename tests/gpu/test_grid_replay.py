@@ -1,0 +1,87 @@
+"""On a GPU: recorded passes are the plain ones, and FlexAttention has the gradients of the dense mask."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tessera.generators.autoregressive.grid_sample import GridSampleConfig, GridSampler, GridWriter, Setup, State
+from tessera.nn.nearby import Grid, Reach, sight_of
+from tests.generators.grid_toys import anything, clips, generator, words
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+DEVICE = torch.device("cuda")
+
+
+class Plain(GridSampler):
+    """Without recordings."""
+
+    def recorded(self, setup: Setup, state: State) -> None:
+        return None
+
+
+@pytest.mark.parametrize("near", ["window", "dilated", "whole"])
+@pytest.mark.parametrize("codes", [None, 2])
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+def test_replay_is_the_plain_loop(near: str, codes: int | None, guidance: float) -> None:
+    writer, known = GridWriter(generator(near, codes).to(DEVICE), GridSampleConfig(guidance=guidance)), clips(3, 2, codes)
+    text, seeds, known = words(3).to(DEVICE), torch.arange(3, device=DEVICE), known.to(DEVICE)
+    plain, sampler = torch.cat(list(Plain(writer)(text, seeds, 9, known=known)), dim=1), GridSampler(writer)
+    for _ in range(2):  # the second time nothing is recorded anew
+        assert torch.equal(torch.cat(list(sampler(text, seeds, 9, known=known)), dim=1), plain)
+    assert len(sampler.recordings) == 1
+    longer = torch.cat(list(sampler(text, seeds, 20, known=known)), dim=1)
+    assert len(sampler.recordings) == 1, "nor for longer clips"
+    assert torch.equal(longer[:, :9], plain)
+
+
+def test_bf16_draws_tokens() -> None:
+    writer = GridWriter(generator().to(DEVICE), GridSampleConfig(), bf16=True)
+    ids = torch.cat(list(GridSampler(writer)(words(4).to(DEVICE), torch.arange(4, device=DEVICE), 5)), dim=1)
+    assert ids.shape == (4, 5, 3, 4)
+    assert 0 <= int(ids.min()) < int(ids.max()) < 7
+
+
+def gradients(reach: Reach, execution: str, parts: list[Tensor], weights: Tensor) -> tuple[Tensor, ...]:
+    grid = Grid(9, 12, 13)
+    found = sight_of(reach, grid, DEVICE, execution)(*parts)  # type: ignore[arg-type]
+    return found, *torch.autograd.grad((found * weights).sum(), parts)
+
+
+@pytest.mark.parametrize("reach", [Reach(2, 3, 3, 1), Reach(3, 5, 3, 2), Reach(2, 0, 0, 1)])
+def test_blocks_have_the_gradients_of_the_dense_mask(reach: Reach) -> None:
+    torch.manual_seed(0)
+    parts = [torch.randn(2, 2, 9 * 12 * 13, 32, device=DEVICE, requires_grad=True) for _ in range(3)]
+    weights = torch.randn_like(parts[0])
+    with sdpa_kernel(SDPBackend.MATH):
+        dense = gradients(reach, "dense", parts, weights)
+    for execution in ("blocks", "bands"):
+        for one, other in zip(gradients(reach, execution, parts, weights), dense, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)  # TF32 products in FlexAttention
+
+
+def test_a_network_with_blocks_is_the_dense_one_compiled_or_not() -> None:
+    net, ids, text = generator("dilated").to(DEVICE), clips(2, 12).to(DEVICE), words(2).to(DEVICE)
+    wanted = net(ids, text, anything(2).to(DEVICE))
+    net.execution = "blocks"
+    torch.testing.assert_close(net(ids, text, anything(2).to(DEVICE)), wanted, rtol=1e-2, atol=1e-2)
+    for block in net.blocks:
+        block.compile()
+    found = net(ids, text, anything(2).to(DEVICE))
+    torch.testing.assert_close(found, wanted, rtol=1e-2, atol=1e-2)
+    found.square().mean().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in net.parameters())
+
+
+def test_the_whole_network_is_recorded() -> None:
+    net, ids, text = generator("window").to(DEVICE).train(), clips(2).to(DEVICE), words(2).to(DEVICE)
+    told = anything(2).to(DEVICE)
+    wanted = net(ids, text, told).detach()
+    net.compile(mode="reduce-overhead", fullgraph=True)
+    for _ in range(4):
+        torch.compiler.cudagraph_mark_step_begin()
+        found = net(ids, text, told, net.sights(4, DEVICE))
+        torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+        found.square().mean().backward()
