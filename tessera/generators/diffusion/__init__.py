@@ -1,0 +1,1 @@
+"""Denoisers: pictures or vectors out of noise, by whatever a condition says."""
