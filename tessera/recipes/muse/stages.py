@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from tessera.batches import ImageBatch, TokenBatch
-from tessera.config import Layer, UserError, build, layer_of
+from tessera.config import ImageDataConfig, Layer, UserError, build, layer_of
 from tessera.contracts import Context, Nets, Preview, Stage, Train
 from tessera.data.loader import Feed, ImageLoader
 from tessera.data.prepare import TokenPlan, write_tokens
@@ -97,9 +97,18 @@ def tokenizer_step(config: MuseConfig) -> Train:
         steps=config.tokenizer.steps,
         build=build_tokenizer,
         serves=lambda: {"tokenizer": ImageTokenizer(config.tokenizer.model, config.data.channels)},
-        feed=lambda nets, feed: ImageLoader.of(feed),
+        feed=lambda nets, feed: ImageLoader.of(replace(feed, config=tokenizer_data(config))),
         origin=config.base.needs.tokenizer,
     )
+
+
+def tokenizer_data(config: MuseConfig) -> ImageDataConfig:
+    """What the tokenizer learns from. Where the finer grid is its own, too, it must know things at both sizes: it sees parts of
+    pictures up to that much larger. One that had seen whole pictures alone knew small things by heart, and no large ones."""
+    data, superres = config.data, config.superres
+    if superres is None or superres.needs.tokenizer is not None:
+        return data
+    return data.model_copy(update={"crop": "random", "zoom": max(data.zoom, superres.resolution / data.resolution)})
 
 
 def serves_fine(config: MuseConfig) -> Callable[[], Nets]:

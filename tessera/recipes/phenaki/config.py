@@ -163,7 +163,7 @@ def tiny() -> PhenakiConfig:
 
 
 def small() -> PhenakiConfig:
-    """17 frames of 64 px, 5 x 8 x 8 tokens of 1,000 codes, for one GPU. Not yet trained."""
+    """17 frames of 64 px, 5 x 8 x 8 tokens of 1,000 codes, for one GPU. Not yet trained to the end."""
     return PhenakiConfig(
         preset="small",
         data=VideoDataConfig(resolution=64, workers=8),
