@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from tessera.bench.grids import CASES as GRID_CASES
 from tessera.bench.images import encode_case, loader_case, train_case, train_default_case
 from tessera.bench.masked import large_case, sample_case
 from tessera.bench.masked import train_case as train_masked_case
@@ -26,6 +27,7 @@ CASES: dict[str, Callable[[Path | None], dict[str, Any]]] = {
     "image.maskgit.400m": large_case,
     **MESH_CASES,
     **VIDEO_CASES,
+    **GRID_CASES,
 }
 
 

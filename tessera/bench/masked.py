@@ -38,7 +38,11 @@ WORDS = {
     "whole": "the vocabulary in one piece, as the peer has it, not as two digits",
     "heads64": "400m: heads of 64 channels, not 128",
     "frames": "clips: whole frames are shown or taken away, as presets train, which masks attention",
-    "fp32": "sampling: pixels in full precision, not bf16",
+    "fp32": "sampling: pixels in full precision, not bf16; video.ar: ids too",
+    "layers8": "video.ar: 8 layers as the peer has, which then are two thirds of its parameters",
+    "dense": "video.ar.lengths: only a mask over all pairs",
+    "causal": "video.ar.lengths: only everything before",
+    "nearby": "video.ar.lengths: only FlexAttention's tiles",
 }
 
 PEER = MaskedStageConfig(
