@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from tessera.batches import TextStates
 from tessera.config import Config
-from tessera.nn.attention import Attention, FeedForward, RMSNorm, frequencies_of, linear
+from tessera.nn.adaptive import AdaptiveBlock
+from tessera.nn.attention import RMSNorm, frequencies_of, linear
 from tessera.nn.positions import grid_coordinates, rotary_angles
 
 LARGE_VOCABULARY = 2**14  # from here on ids are written as two digits
@@ -96,34 +97,6 @@ class TokenEmbedding(nn.Module):
         return digits[0] if len(digits) == 1 else digits[0] * self.digits[1] + digits[1]
 
 
-class Block(nn.Module):
-    """Self-attention, cross-attention to the text, feed-forward; shifted, scaled and gated by the condition (adaLN, Peebles and
-    Xie 2023; one projection for all layers and a table for each, Chen et al. 2023). Gates start at 0."""
-
-    def __init__(self, config: MaskedConfig, text_width: int) -> None:
-        super().__init__()
-        width = config.width
-        self.norm1, self.norm2, self.norm3 = (nn.RMSNorm(width, elementwise_affine=False) for _ in range(3))
-        self.attention = Attention(width, config.heads)
-        self.cross = Attention(width, config.heads, text_width)
-        self.feed_forward = FeedForward(width)
-        self.table = nn.Parameter(torch.zeros(9, width))
-        self.dropout = config.dropout
-
-    def forward(
-        self, x: Tensor, text: Tensor, mask: Tensor, condition: Tensor, angles: Tensor, present: Tensor | None = None
-    ) -> Tensor:
-        """x b n d, text b m c, mask b m, condition b 9 d, angles n k; present b n, True where a token may be seen, None: all"""
-        table = self.table.to(condition.dtype)
-        shift1, scale1, gate1, shift2, scale2, gate2, shift3, scale3, gate3 = (condition + table)[:, :, None].unbind(1)
-        x = x + gate1 * self._drop(self.attention(self.norm1(x) * (1 + scale1) + shift1, mask=present, angles=angles))
-        x = x + gate2 * self._drop(self.cross(self.norm2(x) * (1 + scale2) + shift2, text, mask))
-        return x + gate3 * self._drop(self.feed_forward(self.norm3(x) * (1 + scale3) + shift3))
-
-    def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.dropout, self.training)
-
-
 class Trunk(nn.Module):
     """Tokens, text and coarser tokens in, features of every place out: what the generator and its critic share in kind."""
 
@@ -146,7 +119,7 @@ class Trunk(nn.Module):
         self.text_norm = nn.RMSNorm(text_width, elementwise_affine=False)  # encoders differ in scale by a factor of ten and more
         self.pooled = linear(text_width, width)
         self.condition = linear(width, 9 * width, gain=0, bias=True)
-        self.blocks = nn.ModuleList(Block(config, text_width) for _ in range(config.depth))
+        self.blocks = nn.ModuleList(AdaptiveBlock(width, config.heads, text_width, config.dropout) for _ in range(config.depth))
         self.norm = RMSNorm(width)
         angles = rotary_angles(grid_coordinates(self.grid), width // config.heads)
         self.register_buffer("angles", angles, persistent=False)

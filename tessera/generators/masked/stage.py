@@ -11,7 +11,8 @@ from tessera.config import Config, OptimConfig, UserError
 from tessera.contracts import Best, Stage, Turn
 from tessera.generators.masked.critic import HeadCriticConfig, TokenCriticConfig, build_critic
 from tessera.generators.masked.losses import MaskedLossConfig, MaskedLosses
-from tessera.generators.masked.model import Block, Head, Low, MaskedConfig, MaskedTransformer, Trunk
+from tessera.generators.masked.model import Head, Low, MaskedConfig, MaskedTransformer, Trunk
+from tessera.nn.adaptive import AdaptiveBlock
 from tessera.text.bytes import ByteEncoder
 
 
@@ -73,8 +74,8 @@ def build_stage(config: MaskedStageConfig, nets: dict[str, nn.Module]) -> Stage:
         optim=optim,
         best=Best("loss", higher_is_better=False),
         measure=losses.measure,
-        compiled=(Block, ByteEncoder),
+        compiled=(AdaptiveBlock, ByteEncoder),
         recorded=(Trunk, ByteEncoder),
-        sharded=(Block, Head),
-        checkpointed=(Block,),
+        sharded=(AdaptiveBlock, Head),
+        checkpointed=(AdaptiveBlock,),
     )
