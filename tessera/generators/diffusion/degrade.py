@@ -88,7 +88,7 @@ def level_of_blur(sigma: Tensor) -> Tensor:
 def degrade(
     config: NoiseConfig | BlurConfig, small: Tensor, size: Sequence[int], levels: Tensor, seed: int, step: int, positions: Tensor
 ) -> Tensor:
-    """b c h w -> b c h' w': each row spoiled to its own level, then enlarged. Not cut off at [-1, 1], where noise is not either."""
+    """b c h w -> b c h' w': each row spoiled to its own level, then enlarged. Not cut off at [-1, 1]: noise goes beyond."""
     if isinstance(config, BlurConfig):
         return resize(blur(small, torch.exp(-levels / 2), config.radius), size)
     noise = normal(mix(seed, step) >> 1, positions, small[0].numel(), NOISE).view(small.shape)
@@ -130,14 +130,13 @@ def draw_places(seed: int, step: int, positions: Tensor, full: Sequence[int], si
     """b 2: the upper left corner of a part of that size, anywhere in the whole."""
     if size[0] > full[0] or size[1] > full[1]:
         raise ValueError(f"a crop of {size[0]} x {size[1]} does not fit into pictures of {full[0]} x {full[1]}")
-    room = torch.tensor([full[0] - size[0] + 1, full[1] - size[1] + 1], device=positions.device)
-    return (uniform(mix(seed, step) >> 1, positions, 2, PLACE).double() * room).long()
+    numbers = uniform(mix(seed, step) >> 1, positions, 2, PLACE).double().unbind(1)
+    rooms = (whole - part + 1 for whole, part in zip(full, size, strict=True))
+    return torch.stack([(number * room).long() for number, room in zip(numbers, rooms, strict=True)], dim=1)
 
 
 def crop(x: Tensor, places: Tensor, size: Sequence[int]) -> Tensor:
     """b c h w -> b c h' w': of each row the part whose corner is there. For target and condition alike, both at full size."""
-    rows, columns = (
-        places[:, axis, None] + torch.arange(side, device=x.device) for axis, side in enumerate(size)
-    )  # fmt: skip
+    rows, columns = (places[:, axis, None] + torch.arange(side, device=x.device) for axis, side in enumerate(size))
     samples = torch.arange(len(x), device=x.device)[:, None, None]
     return x.movedim(1, -1)[samples, rows[:, :, None], columns[:, None, :]].movedim(-1, 1)
