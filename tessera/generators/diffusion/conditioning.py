@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tessera.batches import TextStates
@@ -49,12 +50,11 @@ class Inputs:
         """b c h w -> b c' h w: with the smaller picture and the earlier guess, 0 where there is none yet, as further channels."""
         if x.ndim != 4 or x.shape[1] != self.channels:
             raise ValueError(f"a sample of shape {tuple(x.shape)}; this denoiser was built for b {self.channels} h w")
+        self.refuse_more(condition)
         if self.low and condition.low is None:
             raise ValueError("this denoiser enlarges a smaller picture, and the condition has no `low`")
         parts = [x]
         for name, used, found in (("low", self.low, condition.low), ("before", self.self_conditioning, condition.before)):
-            if found is not None and not used:
-                raise ValueError(f"the condition has `{name}`, and this denoiser was built without it")
             if found is not None and found.shape != x.shape:
                 raise ValueError(
                     f"`{name}` of the condition is {tuple(found.shape)}, the sample {tuple(x.shape)}; they must match"
@@ -63,20 +63,33 @@ class Inputs:
                 parts.append(torch.zeros_like(x) if found is None else found.to(x.dtype))
         return torch.cat(parts, dim=1)
 
+    def refuse_more(self, condition: Condition) -> None:
+        """What is told and would not be heard."""
+        heard = {
+            "text": self.text_width is not None,
+            "embedding": self.embedding_width is not None,
+            "low": self.low,
+            "before": self.self_conditioning,
+        }
+        for name, used in heard.items():
+            if not used and getattr(condition, name) is not None:
+                raise ValueError(f"the condition has `{name}`, and this denoiser was built without it")
+
 
 class LevelEmbedding(nn.Module):
     """A log-SNR as a vector that changes smoothly with it; what lies beyond the limit, also infinity, is told as the limit."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.layers = nn.Sequential(linear(FEATURES, width, bias=True), nn.SiLU(), linear(width, width, bias=True))
+        self.first, self.second = linear(FEATURES, width, bias=True), linear(width, width, bias=True)
 
     def forward(self, level: Tensor) -> Tensor:
         """b -> b d"""
         half = FEATURES // 2
         steps = torch.arange(half, device=level.device, dtype=level.dtype) / (half - 1)
         angles = level.clamp(-LIMIT, LIMIT)[:, None] * SLOWEST * (FASTEST / SLOWEST) ** steps
-        return self.layers(math.sqrt(2) * torch.cat([angles.cos(), angles.sin()], dim=-1))  # of unit variance
+        features = math.sqrt(2) * torch.cat([angles.cos(), angles.sin()], dim=-1)  # of unit variance
+        return self.second(F.silu(self.first(features.to(self.first.weight.dtype))))
 
 
 class TextConditioning(nn.Module):
@@ -114,7 +127,8 @@ class EmbeddingConditioning(nn.Module):
             parts = self.null.expand(num, -1, -1)
         else:
             told = torch.ones(num, dtype=torch.bool, device=embedding.device) if told is None else told
-            known = self.parts(self.norm(embedding.masked_fill(~told[:, None], 0))).unflatten(-1, self.null.shape)
+            embedding = embedding.masked_fill(~told[:, None], 0).to(self.null.dtype)
+            known = self.parts(self.norm(embedding)).unflatten(-1, self.null.shape)
             parts = torch.where(told[:, None, None], known, self.null.to(known.dtype))
         return parts[:, 0], parts[:, 1:]
 
@@ -131,22 +145,17 @@ class Conditioning(nn.Module):
         self.embedding = None if embeds is None else EmbeddingConditioning(embeds, width, num_tokens)
 
     def forward(self, level: Tensor, condition: Condition) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """b -> b d; the context b m d and its mask b m, None where the denoiser is told neither text nor embedding."""
-        vector, tokens, masks = self.level(level), [], []
+        """b -> b d; the context b m d, None of a denoiser that is told neither text nor embedding; its mask b m, None: see all"""
+        vector, context, mask = self.level(level), None, None
         if self.low_level is not None:
             low_level = torch.full_like(level, LIMIT) if condition.low_level is None else condition.low_level
             vector = vector + self.low_level(low_level)
         if self.text is not None:
-            pooled, states, mask = self.text(condition.text, len(level))
-            vector, tokens, masks = vector + pooled, [states], [mask]
-        elif condition.text is not None:
-            raise ValueError("the condition has text, and this denoiser was built without a text_width")
+            pooled, context, mask = self.text(condition.text, len(level))
+            vector = vector + pooled
         if self.embedding is not None:
-            added, more = self.embedding(condition.embedding, condition.has_embedding, len(level))
-            vector, tokens = vector + added, [*tokens, more]
-            masks.append(torch.ones(more.shape[:2], dtype=torch.bool, device=more.device))
-        elif condition.embedding is not None:
-            raise ValueError("the condition has an embedding, and this denoiser was built without an embedding_width")
-        if not tokens:
-            return vector, None, None
-        return vector, torch.cat([part.to(tokens[0].dtype) for part in tokens], dim=1), torch.cat(masks, dim=1)
+            added, tokens = self.embedding(condition.embedding, condition.has_embedding, len(level))
+            vector = vector + added
+            mask = None if mask is None else F.pad(mask, (0, tokens.shape[1]), value=True)
+            context = tokens if context is None else torch.cat([context.to(tokens.dtype), tokens], dim=1)
+        return vector, context, mask
