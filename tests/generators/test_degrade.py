@@ -22,7 +22,7 @@ from tessera.generators.diffusion.degrade import (
     draw_places,
     resize,
     sample_levels,
-)  # fmt: skip
+)
 
 SIZES = [(8, 8), (5, 7), (12, 4), (32, 40), (33, 19)]
 

@@ -21,7 +21,7 @@ from tessera.generators.diffusion.denoisers import (
     RECORDED,
     SHARDED,
     build_denoiser,
-)  # fmt: skip
+)
 from tessera.generators.diffusion.dit import DiT, DiTConfig
 from tessera.generators.diffusion.unet import Layer, ModulatedBlock, PixelAttention, UNet, UNetConfig
 from tests.generators.denoiser_toys import (
@@ -36,7 +36,7 @@ from tests.generators.denoiser_toys import (
     noise,
     stirred,
     told,
-)  # fmt: skip
+)
 
 # ---- against formulas
 
@@ -118,6 +118,23 @@ def test_a_unet_goes_down_and_up_as_written_out(efficient: bool) -> None:
     torch.testing.assert_close(net(x, level, Condition()), net.out(F.silu(net.norm(h))), rtol=1e-4, atol=1e-5)
 
 
+def test_attention_stands_where_the_config_says() -> None:
+    config = UNetConfig(
+        widths=(8, 8, 8), blocks=(1, 2, 1), attention=(False, True, False), cross=(True, False, False), head_width=8
+    )
+    for options in ({"text_width": TEXT}, {}):
+        net = build_denoiser(config, channels=3, size=(8, 8), **options)
+        assert isinstance(net, UNet)
+        for path in (net.down, net.up):
+            for level, layers in enumerate(path):
+                assert len(layers) == config.blocks[level]
+                for layer in layers:
+                    assert (layer.attention is not None) == config.attention[level]
+                    assert (layer.cross is not None) == (config.cross[level] and bool(options))
+        assert [layer.attention is not None for layer in net.middle] == [True, False]
+        assert [layer.cross is not None for layer in net.middle] == [bool(options), False]
+
+
 def test_patches_are_cut_and_laid_as_convolutions_would() -> None:
     """A transformer without layers between: a convolution of the patches, a transposed one back."""
     net = denoiser("dit")
@@ -173,6 +190,9 @@ def test_parameters_are_as_many_as_the_formulas_say() -> None:
 @pytest.mark.parametrize("kind", ["unet", "efficient"])
 def test_pictures_stay_channels_last_and_no_block_of_an_efficient_net_sees_the_full_size(kind: str) -> None:
     net, x = denoiser(kind, size=(16, 24), **EVERYTHING), noise(size=(16, 24))
+    assert all(
+        layer.weight.is_contiguous(memory_format=torch.channels_last) for layer in net.modules() if isinstance(layer, nn.Conv2d)
+    )
     sizes = []
 
     def look(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:

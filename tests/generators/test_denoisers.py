@@ -17,7 +17,7 @@ from tessera.generators.diffusion.conditioning import LIMIT, EmbeddingConditioni
 from tessera.generators.diffusion.denoisers import (
     Denoiser,
     build_denoiser,
-)  # fmt: skip
+)
 from tessera.generators.diffusion.dit import DiTConfig
 from tessera.generators.diffusion.unet import UNetConfig
 from tests.generators.denoiser_toys import (
@@ -27,12 +27,13 @@ from tests.generators.denoiser_toys import (
     KINDS,
     SIZE,
     TEXT,
+    WORDS,
     denoiser,
     levels,
     noise,
     stirred,
     told,
-)  # fmt: skip
+)
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "nothing": {},
@@ -241,6 +242,17 @@ def test_an_embedding_counts_by_its_direction_and_keeps_its_rows_apart() -> None
     alone = layer(7 * embedding[2:3], None, 1)
     torch.testing.assert_close(vector[2], alone[0][0], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(tokens[2], alone[1][0], rtol=1e-4, atol=1e-5)
+
+
+def test_text_and_embedding_count_in_the_vector_and_in_the_context() -> None:
+    net, x = denoiser(text_width=TEXT, embedding_width=EMBEDDING), noise()
+    condition = told(x, EVERYTHING)
+    vector, context, mask = net.conditioning(levels(), condition)
+    assert context is not None
+    assert mask is not None
+    assert context.shape[:2] == mask.shape == (3, 1 + WORDS + 3), "a null token, the text, tokens of the embedding"
+    for untold in (replace(condition, text=None), replace(condition, embedding=None)):
+        assert (net.conditioning(levels(), untold)[0] - vector).abs().amax(1).min() > 0.1
 
 
 @pytest.mark.parametrize(
