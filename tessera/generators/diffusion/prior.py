@@ -21,7 +21,8 @@ from tessera.generators.diffusion.condition import Condition
 from tessera.nn.attention import EncoderBlock, RMSNorm, frequencies_of, linear
 from tessera.nn.positions import rotary_angles
 
-LEVELS = 20.0  # log-SNR from -20 to 20 becomes [0, 1]; what lies beyond, the nearer end
+LIMIT = 20.0  # of log-SNR; what lies beyond, also infinity, is told as the limit
+LEVELS = 500.0  # so many are one unit of `frequencies_of`: the fastest sine turns 2 radians a unit of log-SNR
 FREQUENCIES = 256
 
 
@@ -73,7 +74,7 @@ class Prior(nn.Module):
         told = text.mask.any(1, keepdim=True)
         pooled = torch.where(told, self.pooled(self.pooled_norm(text.pooled)), self.untold)
         states = self.text(self.text_norm(text.states.masked_fill(~text.mask[..., None], 0)))
-        noise = self.level(frequencies_of(((level + LEVELS) / (2 * LEVELS)).clamp(0, 1), FREQUENCIES))
+        noise = self.level(frequencies_of(level.clamp(-LIMIT, LIMIT) / LEVELS, FREQUENCIES))
         single = [self.query.expand(len(x), -1), self.noised(x), noise, pooled]
         if self.before is not None:
             single.append(self.before(torch.zeros_like(x) if condition.before is None else condition.before))
