@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from pydantic import Field
+from safetensors import SafetensorError
 from torch import Tensor
 
 from tessera.config import Config, UserError
@@ -90,7 +91,7 @@ def load_clip(path: Path | str, device: torch.device) -> FrozenClip:
             model, report = loaded
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         mean, deviation = _pixel_facts(folder)
-    except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
         raise UserError(f"the CLIP model at {path} cannot be read: {' '.join(str(error).split())[:300]}; {EXPECTED}") from None
     if lacking := sorted([*report["missing_keys"], *map(str, report["mismatched_keys"])]):
         raise UserError(f"{path} lacks {len(lacking)} weights of the model ({', '.join(lacking[:3])}); expected a whole one")
