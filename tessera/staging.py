@@ -147,7 +147,7 @@ def build_stage(config: Any, train: Train, given: Mapping[str, Needed], world: W
     if config.engine.parallel == "shard" and config.engine.micro_batch_size == 1 and train.batch_size % world.size:
         raise UserError(
             f"engine.parallel=shard needs equally many micro-batches on {world.size} ranks, and {train.name}.batch_size "
-            f"{train.batch_size} is no multiple of them with engine.micro_batch_size=1; set the one to a multiple, or the other to 2"
+            f"{train.batch_size} is no multiple of that, with engine.micro_batch_size=1; make it one, or set micro batches of 2"
         )
     torch.manual_seed(mix(config.seed, mix_text(train.name)) >> 1)
     stage = train.build()

@@ -332,7 +332,9 @@ def test_more_ranks_than_samples_in_a_batch(folder: Path) -> None:
 def test_slices_with_unequal_numbers_of_micro_batches(folder: Path) -> None:
     made = config(folder, sets=("engine.parallel=shard", "engine.micro_batch_size=1"))
     train = RECIPES["muse"].steps(made)[0]
-    with pytest.raises(UserError, match=r"parallel=shard needs equally many micro-batches on 3 ranks, and tokenizer\.batch_size 4"):
+    with pytest.raises(
+        UserError, match=r"parallel=shard needs equally many micro-batches on 3 ranks, and tokenizer\.batch_size 4"
+    ):
         build_stage(made, train, {}, World(2, 3, torch.device("cpu")))
 
 

@@ -22,6 +22,7 @@ from tessera.randomness import mix_text
 
 Vector = npt.NDArray[np.float32]
 MOST_NAMED = 5
+NOT_FINITE, ZEROS = "numbers that are not finite", "all zeros, which stands for none"
 
 
 class Absent(Exception):
@@ -50,10 +51,20 @@ class Embeddings(ABC):
             raise Absent(f"an array of shape {row.shape}, expected ({self.width},)")
         vector = row.astype(np.float32)
         if not np.isfinite(vector).all():
-            raise Absent("numbers that are not finite")
+            raise Absent(NOT_FINITE)
         if not vector.any():
-            raise Absent("all zeros, which stands for none")
+            raise Absent(ZEROS)
         return vector
+
+    def absent(self, keys: Iterable[str]) -> dict[str, str]:
+        """The keys without a vector, and why; reads all."""
+        reasons: dict[str, str] = {}
+        for key in keys:
+            try:
+                self.read(key)
+            except Absent as absent:
+                reasons[key] = str(absent)
+        return reasons
 
 
 @dataclass(frozen=True)
@@ -64,16 +75,9 @@ class Missing:
     num_samples: int
 
     @classmethod
-    def among(cls, embeddings: Embeddings, keys: Iterable[str]) -> Missing:
+    def among(cls, embeddings: Embeddings, keys: Sequence[str]) -> Missing:
         """Reads the embedding of every key."""
-        reasons, number = dict[str, str](), 0
-        for key in keys:
-            number += 1
-            try:
-                embeddings.read(key)
-            except Absent as absent:
-                reasons[key] = str(absent)
-        return cls(reasons, number)
+        return cls(embeddings.absent(keys), len(keys))
 
     def told(self) -> str:
         """One line: how many, and of each reason the first by name."""

@@ -27,6 +27,7 @@ from tessera.text.encoders import ByteReader
 
 NUM = 20
 TEXT = ByteReader(16)
+WHOLE = Cut(6, 3, 0, 1)
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare, "SHARD_SAMPLES", 8)
 
 
-def feed_of(data: Path, caches: Path, said: list[str] | None = None, cut: Cut = Cut(6, 3, 0, 1), **values: Any) -> Feed:
+def feed_of(data: Path, caches: Path, said: list[str] | None = None, cut: Cut = WHOLE, **values: Any) -> Feed:
     heard = [] if said is None else said
     config = ImageDataConfig(**{"resolution": 16, "workers": 0, "validation_fraction": 0.2, **values})
     return Feed(

@@ -1,5 +1,5 @@
-"""`keys.py FOLDER ARGUMENTS`: the program, which also appends a line to FOLDER/RANK.jsonl before each step: its number and the keys
-that this rank sees in it. What was written stays, however the program ends."""
+"""`keys.py FOLDER ARGUMENTS`: the program, which also appends a line to FOLDER/RANK.jsonl before each step: its number, and the
+keys that this rank sees in it. What was written stays, however the program ends."""
 
 from __future__ import annotations
 

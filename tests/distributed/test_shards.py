@@ -179,9 +179,9 @@ def killed(workshop: Path, shards: Path, workers: int) -> Path:
     return made_once(path, make)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.slow
 def test_killed_on_two_ranks_and_resumed_on_others(
     ranks: int, workers: int, workshop: Path, shards: Path, tmp_path: Path
 ) -> None:
@@ -190,7 +190,15 @@ def test_killed_on_two_ranks_and_resumed_on_others(
     shutil.copytree(before / "run", tmp_path / "run")
     saved = int(checkpoints(tmp_path / "run")[-1].removeprefix("step-"))
     last = saved + 4
-    command = [str(tmp_path / "seen"), "resume", str(tmp_path / "run"), "--stage", "tokenizer", "--set", f"tokenizer.steps={last}"]
+    command = [
+        str(tmp_path / "seen"),
+        "resume",
+        str(tmp_path / "run"),
+        "--stage",
+        "tokenizer",
+        "--set",
+        f"tokenizer.steps={last}",
+    ]
     check(run(command, tmp_path, ranks=ranks, script=SCRIPT))
     steps = {step: keys for step, keys in recorded(before / "seen").items() if step <= saved}
     after = recorded(tmp_path / "seen")

@@ -113,9 +113,7 @@ def test_it_is_told_the_level_the_text_and_its_order() -> None:
     assert not torch.allclose(out, net(x, level, Condition(text=replace(told, pooled=told.pooled.flip(1)))), atol=1e-4)
     assert not torch.allclose(out, net(x, level, Condition(text=replace(told, states=told.states.flip(1)))), atol=1e-4)
     ends = torch.tensor([-math.inf, math.inf, math.inf])
-    assert torch.equal(
-        net(x, ends, Condition(text=told)), net(x, torch.tensor([-20.0, 20.0, 20.0]), Condition(text=told))
-    )
+    assert torch.equal(net(x, ends, Condition(text=told)), net(x, torch.tensor([-20.0, 20.0, 20.0]), Condition(text=told)))
     with pytest.raises(ValueError, match="the prior is told nothing"):
         net(x, level, Condition())
 

@@ -179,7 +179,7 @@ def test_sharpness_is_bounded() -> None:
 
 
 def test_batches_are_made_of_whole_groups() -> None:
-    with pytest.raises(ValueError, match="batch_size 100 is not made of whole groups of loss.group 64; set batch_size to 64"):
+    with pytest.raises(ValueError, match=r"batch_size 100 is not made of whole groups of loss\.group 64; set batch_size to 64"):
         EmbedderStageConfig(batch_size=100)
     assert EmbedderStageConfig(batch_size=32).batch_size == 32  # one group, smaller
     assert EmbedderStageConfig(batch_size=96, loss=PairLossConfig(group=32)).loss.group == 32

@@ -30,7 +30,9 @@ def test_pictures_and_captions_are_what_transformers_gives(clip: FrozenClip, cli
     model = transformers.CLIPModel.from_pretrained(clip_folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(clip_folder)
     images = torch.rand(3, 3, 8, 8) * 2 - 1
-    usual = transformers.CLIPImageProcessorPil if hasattr(transformers, "CLIPImageProcessorPil") else transformers.CLIPImageProcessor
+    usual = (
+        transformers.CLIPImageProcessorPil if hasattr(transformers, "CLIPImageProcessorPil") else transformers.CLIPImageProcessor
+    )
     made = usual(do_resize=False, do_center_crop=False, do_rescale=False, do_convert_rgb=False)
     pixels = made((images / 2 + 0.5).numpy(), return_tensors="pt", input_data_format="channels_first")["pixel_values"]
     words = ["a red cat", "the dog"]
@@ -60,7 +62,7 @@ def test_the_fingerprint_names_weights_and_pixels(clip: FrozenClip, clip_folder:
 
 
 def test_what_is_no_clip_model(t5_folder: Path, clip_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="has no config.json; expected a folder that `save_pretrained` wrote"):
+    with pytest.raises(UserError, match=r"has no config\.json; expected a folder that `save_pretrained` wrote"):
         load_clip(tmp_path, CPU)
     with pytest.raises(UserError, match="is a 't5' model, expected one with both towers of CLIP"):
         load_clip(t5_folder, CPU)

@@ -31,12 +31,13 @@ class EmbedderConfig(Config):
 
 
 class PictureTower(nn.Module):
-    """Pictures -> vectors. The mean over all places, so that any size goes."""
+    """Pictures -> vectors. The mean over all places, so that any size goes; two channels beside the pixels say where they are, or
+    that mean would not tell left from right (Liu et al. 2018)."""
 
     def __init__(self, config: EmbedderConfig, channels: int) -> None:
         super().__init__()
         first, last = config.widths[0], config.widths[-1]
-        layers: list[nn.Module] = [initialise(nn.Conv2d(channels, first, 3, padding=1))]
+        layers: list[nn.Module] = [initialise(nn.Conv2d(channels + 2, first, 3, padding=1))]
         for level, width in enumerate(config.widths):
             layers += [Downsample(config.widths[level - 1], width)] if level else []
             layers += [ResidualBlock(width, config.dropout) for _ in range(config.blocks)]
@@ -46,7 +47,9 @@ class PictureTower(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """b c h w in [-1, 1] -> b e"""
-        return self.head(self.layers(channels_last(images)).mean((2, 3)))
+        places = torch.stack(torch.meshgrid(*(torch.linspace(-1, 1, size) for size in images.shape[2:]), indexing="ij"))
+        placed = torch.cat([images, places.to(images).expand(len(images), -1, -1, -1)], dim=1)
+        return self.head(self.layers(channels_last(placed)).mean((2, 3)))
 
 
 class Embedder(nn.Module):
