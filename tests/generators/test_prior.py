@@ -134,6 +134,26 @@ def test_bf16_goes_in_and_out_as_fp32() -> None:
     assert torch.allclose(out, net(x, level, Condition(text=text())), atol=0.5)
 
 
+def test_it_learns_whose_embedding_is_asked_for() -> None:
+    """Four captions, each with an embedding of its own, out of much noise: it must listen."""
+    torch.manual_seed(0)
+    net = Prior(PriorConfig(width=32, depth=1, heads=2), E, C, P)
+    told, real, level = text((4, 4, 4, 4)), spread(torch.randn(4, E)), torch.full((4,), -3.0)
+    optimizer = torch.optim.Adam(net.parameters(), lr=5e-3)
+    alpha, sigma = torch.sigmoid(level).sqrt()[:, None], torch.sigmoid(-level).sqrt()[:, None]
+    for _ in range(150):
+        optimizer.zero_grad()
+        (net(alpha * real + sigma * torch.randn(4, E), level, Condition(text=told)) - real).square().mean().backward()
+        optimizer.step()
+    rows, x = other_rows(["a", "b", "c", "d"]), alpha * real + sigma * torch.randn(4, E)
+    other = TextStates(told.states[rows], told.mask[rows], told.pooled[rows])
+    with torch.no_grad():
+        predicted, misled = (net(x, level, Condition(text=states)) for states in (told, other))
+    scores = cosine_scores(predicted, misled, real, None, torch.ones(4))
+    assert scores["cosine"] / 4 > 0.95
+    assert scores["cosine_misled"] / 4 < 0.5
+
+
 def test_widths_that_do_not_split() -> None:
     with pytest.raises(ValueError, match="width 384 does not split into 5 heads"):
         PriorConfig(heads=5)

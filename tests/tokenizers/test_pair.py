@@ -133,9 +133,9 @@ def test_a_cut_group_is_another_loss() -> None:
 def test_equal_captions_and_the_same_picture_are_not_pushed_apart() -> None:
     net = embedder()
     alone = loss_of(net, batch(["a cat", "a cat", "a cat"]))
-    assert (float(alone.total), float(alone.weight)) == (0.0, 0.0)
+    assert (alone.total.item(), alone.weight.item()) == (0.0, 0.0)
     twice = loss_of(net, batch(["a cat", "the same cat"], keys=["x", "x"]))
-    assert (float(twice.total), float(twice.weight)) == (0.0, 0.0)
+    assert (twice.total.item(), twice.weight.item()) == (0.0, 0.0)
     assert float(loss_of(net, batch(["a cat", "a dog", "a cat"])).weight) == 3
 
 
@@ -148,7 +148,7 @@ def test_samples_that_do_not_count_change_nothing() -> None:
     assert given.images is not None
     more.images[:3] = given.images
     again = loss_of(net, more)
-    assert float(again.total) == pytest.approx(float(few.total), rel=1e-6)
+    assert again.total.item() == pytest.approx(few.total.item(), rel=1e-6)
     assert float(again.weight) == 3
 
 
@@ -173,9 +173,9 @@ def test_frozen_states_go_through_the_head_alone() -> None:
 def test_sharpness_is_bounded() -> None:
     net = embedder()
     net.log_sharpness.data.fill_(9.0)
-    assert float(net.sharpness) == 100
+    assert net.sharpness.item() == 100
     net.log_sharpness.data.fill_(math.log(20))
-    assert float(net.sharpness) == pytest.approx(20)
+    assert net.sharpness.item() == pytest.approx(20)
 
 
 def test_batches_are_made_of_whole_groups() -> None:
