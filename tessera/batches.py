@@ -163,6 +163,36 @@ class TextStates:
 
 
 @dataclass(frozen=True, slots=True)
+class PairBatch:
+    """Captions with pictures of one size, with embeddings of pictures, or with both."""
+
+    images: Tensor | None  # b c h w: uint8 on the host, float in [-1, 1] once moved
+    embeddings: Tensor | None  # b e, as they were stored
+    text: Text | TextStates  # for an encoder that the stage trains, or from a frozen one
+    valid: Tensor  # b bool: False where a sample only fills up the last batch of a validation pass, or could not be read
+    positions: Tensor  # b int64, stays on the host
+    keys: tuple[str, ...]
+    captions: tuple[str | None, ...]
+    faults: tuple[str, ...] = ()
+
+    def to(self, device: torch.device) -> PairBatch:
+        """Moves without waiting and turns uint8 into [-1, 1]."""
+        images, embeddings = (
+            None if part is None else part.to(device, non_blocking=True) for part in (self.images, self.embeddings)
+        )
+        if images is not None and images.dtype == torch.uint8:
+            images = from_uint8(images)
+        valid = self.valid.to(device, non_blocking=True)
+        return replace(self, images=images, embeddings=embeddings, text=self.text.to(device), valid=valid)
+
+    def pin_memory(self) -> PairBatch:
+        """Called by the loader's pinning thread."""
+        images, embeddings = (None if part is None else part.pin_memory() for part in (self.images, self.embeddings))
+        valid = self.valid.pin_memory()
+        return replace(self, images=images, embeddings=embeddings, text=self.text.pin_memory(), valid=valid)
+
+
+@dataclass(frozen=True, slots=True)
 class TokenBatch:
     """Token grids of one shape, with their captions."""
 

@@ -144,6 +144,11 @@ def build_stage(config: Any, train: Train, given: Mapping[str, Needed], world: W
     """Nets initialised on the CPU from the seed, so that they are equal on every rank and at every layout."""
     if train.batch_size < world.size:
         raise UserError(f"{train.name}.batch_size {train.batch_size} is smaller than the number of ranks {world.size}; raise it")
+    if config.engine.parallel == "shard" and config.engine.micro_batch_size == 1 and train.batch_size % world.size:
+        raise UserError(
+            f"engine.parallel=shard needs equally many micro-batches on {world.size} ranks, and {train.name}.batch_size "
+            f"{train.batch_size} is no multiple of that, with engine.micro_batch_size=1; make it one, or set micro batches of 2"
+        )
     torch.manual_seed(mix(config.seed, mix_text(train.name)) >> 1)
     stage = train.build()
     frozen = {**stage.frozen, **{net: needed.net for net, needed in given.items()}}

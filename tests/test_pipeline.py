@@ -329,6 +329,15 @@ def test_more_ranks_than_samples_in_a_batch(folder: Path) -> None:
             build_stage(made, train, {}, World(4, 5, torch.device("cpu")))
 
 
+def test_slices_with_unequal_numbers_of_micro_batches(folder: Path) -> None:
+    made = config(folder, sets=("engine.parallel=shard", "engine.micro_batch_size=1"))
+    train = RECIPES["muse"].steps(made)[0]
+    with pytest.raises(
+        UserError, match=r"parallel=shard needs equally many micro-batches on 3 ranks, and tokenizer\.batch_size 4"
+    ):
+        build_stage(made, train, {}, World(2, 3, torch.device("cpu")))
+
+
 def test_numbers_that_explode_stop_the_run_with_the_samples_named(folder: Path, tmp_path: Path) -> None:
     wild = ("tokenizer.optim={lr: 1.0e38, warmup_steps: 0, max_grad_norm: null}",)
     with pytest.raises(NonFinite, match=r"turn 'tokenizer': loss .*not finite: losses of the samples 0000\d\d"):

@@ -5,6 +5,12 @@ In: files, flags and presets. Out: a validated config or a `UserError`. This roo
 
 from tessera.config.base import Config
 from tessera.config.document import document
+from tessera.config.embeddings import (
+    EmbeddingFilesConfig,
+    ListedEmbeddingsConfig,
+    ShardEmbeddingsConfig,
+    TarEmbeddingsConfig,
+)
 from tessera.config.errors import UserError, nearest
 from tessera.config.loading import Layer, build, difference, dump_yaml, layer_of, parse_sets, read_yaml
 from tessera.config.sections import (
@@ -25,14 +31,18 @@ __all__ = [
     "MAX_FPS",
     "Config",
     "DataConfig",
+    "EmbeddingFilesConfig",
     "EngineConfig",
     "EvaluateConfig",
     "ImageDataConfig",
     "JudgingConfig",
     "Layer",
+    "ListedEmbeddingsConfig",
     "MeshDataConfig",
     "MeshEvaluateConfig",
     "OptimConfig",
+    "ShardEmbeddingsConfig",
+    "TarEmbeddingsConfig",
     "UserError",
     "VideoDataConfig",
     "VideoEvaluateConfig",

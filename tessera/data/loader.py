@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from tessera.batches import ImageBatch, MeshBatch, TokenBatch, VideoBatch
+from tessera.batches import ImageBatch, MeshBatch, PairBatch, TokenBatch, VideoBatch
 from tessera.config import DataConfig, ImageDataConfig, UserError
 from tessera.data.draws import drawn_caption, mirrors
 from tessera.data.order import Cut, Indices, Order
@@ -71,7 +71,7 @@ class Readable(Protocol):
 
 
 I = TypeVar("I", bound=Readable)  # noqa: E741 (an item)
-B = TypeVar("B", ImageBatch, TokenBatch, MeshBatch, VideoBatch)
+B = TypeVar("B", ImageBatch, PairBatch, TokenBatch, MeshBatch, VideoBatch)
 
 
 class Stream(Protocol):

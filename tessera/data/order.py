@@ -64,10 +64,11 @@ class Cut:
         return self.of(np.arange(step * self.batch_size, (step + 1) * self.batch_size))
 
     def of(self, batch: Indices) -> list[Indices]:
-        """This rank's micro-batches of a global batch."""
+        """This rank's micro-batches of a global batch; as many as the largest share needs, on every rank, because slices of nets
+        are gathered for each. Only with micro-batches of one sample a smaller share has fewer: none is empty."""
         share = np.array_split(batch, self.world_size)[self.rank]
-        most = self.micro_batch_size or len(share)
-        return np.array_split(share, -(-len(share) // most))
+        largest = -(-len(batch) // self.world_size)
+        return np.array_split(share, min(-(-largest // (self.micro_batch_size or largest)), len(share)))
 
     def all_micro_batches(self, first_step: int) -> Iterator[list[int]]:
         """Endless; every step has equally many micro-batches."""

@@ -49,7 +49,8 @@ class TarShards(StoredImages):
             reasons = "; ".join(f"{reject.path}: {reject.reason}" for reject in contents.rejects[:3])
             raise UserError(f"{contents.root} holds .tar files without images ({reasons or 'they are empty'}); {EXPECTED}")
         note_beside_tars(contents)
-        keys = [f"{posixpath.splitext(shards[number] or contents.root.name)[0]}/{entry.key}" for number, entry in found]
+        stems = [posixpath.splitext(shard or contents.root.name)[0] for shard in shards]
+        keys = [f"{stems[number]}/{entry.key}" for number, entry in found]
         groups = None
         if reading.group_by is not None:
             groups = group_values(contents, [entry.columns for _, entry in found], keys, reading.group_by)
@@ -73,6 +74,14 @@ class TarShards(StoredImages):
 
     def files(self) -> Iterator[Path]:
         return (self.root / self._shards[index] for index in range(len(self._shards)))
+
+    def shard(self, index: int) -> int:
+        """Which of the files a sample lies in."""
+        return int(self._shard[index])
+
+    def stem(self, shard: int) -> str:
+        """Of a file: what the keys of its samples begin with."""
+        return posixpath.splitext(self._shards[shard] or self.root.name)[0]
 
     def name(self, index: int) -> str:
         return posixpath.join(self._shards[int(self._shard[index])], self._members[index])
@@ -135,14 +144,18 @@ def _entries(contents: Contents, shard: str) -> Iterator[_Entry]:
             contents.note("caption in a shard without a picture", posixpath.join(shard, entry.key))
 
 
-def _sort_member(contents: Contents, shard: str, member: tarfile.TarInfo, entries: dict[str, _Entry], texts: IO[bytes]) -> None:
-    folder, name = posixpath.split(posixpath.normpath(member.name))
+def key_and_suffix(member: str) -> tuple[str, str]:
+    """Name in a shard -> the sample's key there, and what follows it; the key of .DS_Store and its kind is empty."""
+    folder, name = posixpath.split(posixpath.normpath(member))
     stem, dot, suffix = name.partition(".")
-    suffix = (dot + suffix).lower()
-    if not stem:  # .DS_Store and its kind
+    return posixpath.join(folder, stem) if stem else "", (dot + suffix).lower()
+
+
+def _sort_member(contents: Contents, shard: str, member: tarfile.TarInfo, entries: dict[str, _Entry], texts: IO[bytes]) -> None:
+    key, suffix = key_and_suffix(member.name)
+    if not key:
         return
     where = posixpath.join(shard, member.name)
-    key = posixpath.join(folder, stem)
     if suffix in IMAGE_SUFFIXES:
         entry = entries.setdefault(key, _Entry(key))
         if entry.member:
@@ -152,6 +165,8 @@ def _sort_member(contents: Contents, shard: str, member: tarfile.TarInfo, entrie
     elif suffix in (*CAPTION_SUFFIXES, ".json"):
         texts.seek(member.offset_data)
         _add_text(contents, where, suffix, texts.read(min(member.size, _MAX_TEXT_BYTES)), entries.setdefault(key, _Entry(key)))
+    elif suffix.endswith(".npy"):
+        contents.note(f"array in a shard, read only where embeddings are asked for: *{suffix}", where)
     else:
         contents.note(f"file in a shard that is not read: *{suffix or ' without extension'}", where)
 

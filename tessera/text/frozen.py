@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import torch
 from pydantic import Field
+from safetensors import SafetensorError
 from torch import nn
 
 from tessera.batches import TextStates
@@ -243,7 +244,7 @@ def _explained(place: Path | str) -> Iterator[None]:
     """What transformers raises about a model's files, as one line for the user."""
     try:
         yield
-    except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:300]
         expected = "a folder that `save_pretrained` wrote, with config.json, weights and tokenizer"
         remote = "" if isinstance(place, Path) else "; it is no folder here, so it was taken for a hub name"

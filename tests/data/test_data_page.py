@@ -17,6 +17,7 @@ from PIL import Image
 from tessera.config import ImageDataConfig, VideoDataConfig
 from tessera.data.opening import open_source
 from tessera.data.sources import Stored
+from tessera.data.synth.shapes import write_shapes
 from tessera.media.clip_files import encode_mp4
 from tessera.media.clips import VIDEO_SUFFIXES, Clip
 from tessera.media.images import IMAGE_SUFFIXES
@@ -106,12 +107,29 @@ def test_the_page_has_an_example_of_every_convention() -> None:
     assert PAGE.count("```clips") == PAGE.count("```found") == len(CLIP_EXAMPLES) == 5
 
 
+def run_example(number: int) -> dict[str, Any]:
+    examples = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    assert len(examples) == 2
+    names: dict[str, Any] = {}
+    exec(compile(examples[number], "docs/data.md", "exec"), names)
+    return names
+
+
+def test_embeddings_are_read_as_the_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_shapes(tmp_path / "photos", 24, 0, image_size=32)
+    monkeypatch.chdir(tmp_path)
+    names = run_example(1)
+    assert names["vector"].shape == (512,)
+    (promised,) = re.findall(r"print\(missing\.told\(\)\)  # (.*)", PAGE)
+    assert capsys.readouterr().out.strip() == promised
+
+
 def test_the_token_cache_is_read_as_the_page_says(generated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(generated, tmp_path / "runs" / "muse-001")
     monkeypatch.chdir(tmp_path)
-    (example,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-    names: dict[str, Any] = {}
-    exec(compile(example, "docs/data.md", "exec"), names)
+    names = run_example(0)
     assert names["ids"].shape == names["cache"].grid == (8, 8)
     assert names["length"] is None
     assert names["index"] == 29

@@ -47,7 +47,7 @@ def test_far_along_the_stream_is_as_cheap_as_the_start() -> None:
     assert 0 <= sample < 7
 
 
-AWKWARD = [(7, 3, None), (7, 3, 2), (5, 8, 3), (5, 8, None), (1, 4, 1), (12, 4, 3), (30, 7, 5)]
+AWKWARD = [(7, 3, None), (7, 3, 2), (5, 8, 3), (5, 8, None), (1, 4, 1), (12, 4, 3), (30, 7, 5), (30, 9, 4)]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
@@ -66,7 +66,9 @@ def test_ranks_and_micro_batches_only_cut(size: int, batch_size: int, micro: int
         for rank in parts:
             assert all(1 <= len(part) <= (micro or batch_size) for part in rank)
             assert max(map(len, rank)) - min(map(len, rank)) <= 1
-            assert len(rank) == -(-sum(map(len, rank)) // (micro or batch_size))  # as few as fit
+        assert max(map(len, parts)) == -(-max(sizes) // (micro or batch_size))  # as few as fit
+        if micro != 1:
+            assert len(set(map(len, parts))) == 1  # and as many on every rank
     for epoch in range(len(stream) // size):
         assert sorted(stream[epoch * size : (epoch + 1) * size]) == list(range(size))
 

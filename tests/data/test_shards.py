@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import pickle
 import tarfile
@@ -11,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from tessera.config import ImageDataConfig, UserError
 from tessera.data.check import check_folder
@@ -19,26 +17,7 @@ from tessera.data.opening import open_source
 from tessera.data.shards import TarShards
 from tessera.data.sources import split_indices
 from tessera.media.images import UnreadableImage
-
-
-def picture(number: int) -> np.ndarray:
-    return np.random.default_rng(number).integers(0, 256, (9, 12, 3), dtype=np.uint8)
-
-
-def encoded(number: int, kind: str = "PNG") -> bytes:
-    stream = io.BytesIO()
-    Image.fromarray(picture(number)).save(stream, kind)
-    return stream.getvalue()
-
-
-def pack(path: Path, members: dict[str, bytes], mode: str = "w") -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, mode) as tar:  # type: ignore[call-overload]
-        for name, content in members.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            tar.addfile(entry, io.BytesIO(content))
-    return path
+from tests.data.shard_makers import encoded, pack, picture
 
 
 def opened(path: Path, **config: Any) -> TarShards:

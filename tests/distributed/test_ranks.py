@@ -284,6 +284,14 @@ def test_micro_batches_send_no_gradients_but_the_last(workshop: Path, shapes: Pa
 
 
 @pytest.mark.slow
+def test_slices_of_a_batch_that_ranks_share_unevenly(workshop: Path, shapes: Path) -> None:
+    """Five samples and four, in micro-batches of at most four: two on each rank, or one would wait for the other for ever."""
+    alone, two = (train(workshop, shapes, ranks, 3, 9, 4, engine__parallel="shard") for ranks in (1, 2))
+    assert_same_losses(two, alone)
+    assert_ranks_agree(two, 2, sliced=True)
+
+
+@pytest.mark.slow
 def test_slices_of_compiled_and_recomputed_blocks(workshop: Path, shapes: Path) -> None:
     alone = train(workshop, shapes, 1, 10, 8)
     more = {"engine__parallel": "shard", "engine__activation_checkpointing": "true", "engine__compile": "true"}

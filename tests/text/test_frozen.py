@@ -272,6 +272,10 @@ def test_folders_that_hold_half_a_model(t5_folder: Path, tmp_path: Path) -> None
         (folder / gone).unlink()
         with pytest.raises(UserError, match="cannot be read"):
             load_frozen(t5_config(folder), CPU)
+    folder = shutil.copytree(t5_folder, tmp_path / "damaged")
+    (folder / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(UserError, match="cannot be read"):
+        load_frozen(t5_config(folder), CPU)
 
 
 def test_weights_that_are_missing_are_never_made_up(t5_folder: Path, tmp_path: Path) -> None:
