@@ -1,0 +1,53 @@
+"""A denoiser as the engine sees it, whatever network it is."""
+
+from __future__ import annotations
+
+from pydantic import Field
+from torch import nn
+
+from tessera.config import Config, OptimConfig
+from tessera.contracts import Best, Stage, Turn
+from tessera.generators.diffusion.losses import DiffusionLossConfig, DiffusionLosses, Read, digest
+from tessera.generators.diffusion.processes import FlowConfig, ProcessConfig, build_process
+
+Classes = tuple[type[nn.Module], ...]
+
+
+class DiffusionStageConfig(Config):
+    """Training of a denoiser. Its network's section stands beside the network."""
+
+    process: ProcessConfig = FlowConfig()
+    """Which noise, and what is predicted."""
+    loss: DiffusionLossConfig = DiffusionLossConfig()
+    """What errors count, and what is taken away."""
+    optim: OptimConfig = OptimConfig(lr=3e-4, betas=(0.9, 0.99), weight_decay=0.01, warmup_steps=500)
+    """Optimizer of the denoiser and of the text encoder that is trained with it."""
+    ema_decay: float = Field(0.999, ge=0, lt=1)
+    """Decay of the averaged weights, which are the ones to use."""
+    batch_size: int = Field(256, ge=1)
+    """Samples per update, over all ranks."""
+    steps: int = Field(20_000, ge=1)
+    """Updates."""
+
+
+def build_stage(
+    config: DiffusionStageConfig, nets: dict[str, nn.Module], read: Read, *, recalls: bool = False,
+    compiled: Classes = (), recorded: Classes = (), sharded: Classes = (), checkpointed: Classes = (),
+) -> Stage:  # fmt: skip
+    """How `nets` are trained: the denoiser, named generator, and the text encoder that is trained with it, if there is one.
+    `read` makes examples of batches; `recalls` says that the network takes an earlier guess; the classes are those of its modules."""
+    losses = DiffusionLosses(config.loss, build_process(config.process), read, recalls)
+    return Stage(
+        nets=nets,
+        averaged=tuple(nets),
+        ema_decay=config.ema_decay,
+        turns=[Turn(name="generator", trains=tuple(nets), loss=losses.turn, max_grad_norm=config.optim.max_grad_norm)],
+        optim=dict.fromkeys(nets, config.optim),
+        best=Best("loss", higher_is_better=False),
+        measure=losses.measure,
+        digest=digest,
+        compiled=compiled,
+        recorded=recorded,
+        sharded=sharded,
+        checkpointed=checkpointed,
+    )
