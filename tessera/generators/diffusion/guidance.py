@@ -16,8 +16,8 @@ from tessera.generators.diffusion.processes import Guess
 
 
 class GuidanceConfig(Config):
-    """How far guesses are pulled towards what the network is told. They are nested: with nothing, with the embedding, with both; to
-    the first, each difference is added times its scale."""
+    """How far guesses are pulled towards what the network is told. They are nested: with nothing, with the embedding, with both;
+    to the first, each difference is added times its scale."""
 
     text: float = Field(3.0, ge=0)
     """Pull of the text. 1 is none."""
@@ -41,8 +41,8 @@ def branches_of(config: GuidanceConfig, condition: Condition) -> tuple[float, fl
 
 
 def branched(condition: Condition, shares: Sequence[float], negative: TextStates | None = None) -> Condition:
-    """As one batch, the branches that have a share, told everything first, which is always there. `negative` stands where text was
-    taken away."""
+    """As one batch, the branches that have a share, told everything first, which is always there. `negative` stands where text
+    was taken away."""
     branches = [condition]
     for share, with_embedding in zip(shares[1:], (True, False), strict=True):
         if share:
@@ -50,7 +50,7 @@ def branched(condition: Condition, shares: Sequence[float], negative: TextStates
             assert some is not None
             every = torch.ones(len(some), dtype=torch.bool, device=some.device)
             branch = condition.without(every, every & (not with_embedding))
-            branches.append(branch if negative is None else replace(branch, text=negative))
+            branches.append(branch if negative is None or condition.text is None else replace(branch, text=negative))
     return stacked(branches) if len(branches) > 1 else condition
 
 

@@ -182,7 +182,7 @@ class Ddpm(Process):
         self.ends = noisiest, cleanest
 
     def level_at(self, time: Tensor) -> Tensor:
-        kept = self.schedule(time)
+        kept = self.schedule(time).clamp(-50, -1e-10)  # finite, and beyond the limit
         return (kept - torch.log(-torch.expm1(kept))).clamp(-LIMIT, LIMIT) - self.shift
 
     def trained(self, numbers: Tensor) -> Tensor:
@@ -207,8 +207,8 @@ def normal_levels(numbers: Tensor, mean: float, std: float) -> Tensor:
     return -2 * (mean + std * torch.special.ndtri(numbers.clamp(edge, 1 - edge)))
 
 
-# The logarithm of alpha^2 over time: integrals of the rates of noise that the schedules of 1,000 steps have. But for jsd and cosine
-# the rate is 0.1 at first and 20 at the end.
+# The logarithm of alpha^2 over time: integrals of the rates of noise that the schedules of 1,000 steps have. Linear, quadratic
+# and sigmoid: the rate is 0.1 at first and 20 at the end.
 LEAST_RATE, MOST_RATE = 0.1, 20.0
 
 
@@ -237,7 +237,7 @@ def jsd(time: Tensor) -> Tensor:
 def cosine(time: Tensor) -> Tensor:
     """Nichol and Dhariwal 2021, equation 17."""
     offset = 0.008
-    return 2 * (torch.cos((time + offset) / (1 + offset) * math.pi / 2).clamp(min=0).log() - _log_cosine_start(offset))
+    return 2 * (torch.cos((time + offset) / (1 + offset) * math.pi / 2).clamp(min=1e-20).log() - _log_cosine_start(offset))
 
 
 def _log_cosine_start(offset: float) -> float:

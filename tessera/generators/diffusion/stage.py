@@ -35,7 +35,7 @@ def build_stage(
     compiled: Classes = (), recorded: Classes = (), sharded: Classes = (), checkpointed: Classes = (),
 ) -> Stage:  # fmt: skip
     """How `nets` are trained: the denoiser, named generator, and the text encoder that is trained with it, if there is one.
-    `read` makes examples of batches; `recalls` says that the network takes an earlier guess; the classes are those of its modules."""
+    `read` makes examples of batches; `recalls`: the network takes an earlier guess; the classes are those of its modules."""
     losses = DiffusionLosses(config.loss, build_process(config.process), read, recalls)
     return Stage(
         nets=nets,
