@@ -10,9 +10,10 @@ import torch
 from diffusers import DDPMScheduler
 from torch import Tensor
 
-from tessera.config import UserError, build, layer_of
+from tessera.config import Layer, UserError, build
 from tessera.generators.diffusion.algebra import Exploding, Family, Preserving, Straight, solved, step_back
 from tessera.generators.diffusion.processes import NUM_STEPS, DdpmConfig, EdmConfig, FlowConfig, build_process
+from tessera.generators.diffusion.sample import DiffusionSampleConfig
 from tessera.generators.diffusion.samplers import levels_of
 from tessera.generators.diffusion.stage import DiffusionStageConfig
 from tests.generators.diffusion_toys import PROCESSES, Exact, process
@@ -48,7 +49,7 @@ def test_what_makes_the_families() -> None:
 @pytest.mark.parametrize("name", PROCESSES)
 def test_an_exact_output_gives_exact_clean(name: str) -> None:
     made, (clean, noise) = process(name), pair()
-    low = LEVELS if name != "noise" else LEVELS.clamp(min=-6)  # in fp32 a known noise says little of clean below
+    low = LEVELS.clamp(*made.ends).clamp(min=-6 if name == "noise" else -15)  # in fp32 noise says little of clean below
     x = made.family.noised(clean, noise, low)
     net = Exact(made, lambda x, level, condition: clean)
     net_output = net(made.fed(x, low), low, None)
@@ -57,7 +58,9 @@ def test_an_exact_output_gives_exact_clean(name: str) -> None:
     torch.testing.assert_close(made.guess(net, x, low, None).clean, clean, atol=2e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("name", "ends"), [("flow", [-math.inf, math.inf]), ("v", [-math.inf, math.inf]), ("edm", [-20, math.inf])])
+@pytest.mark.parametrize(
+    ("name", "ends"), [("flow", [-math.inf, math.inf]), ("v", [-math.inf, math.inf]), ("edm", [-20, math.inf])]
+)
 def test_both_are_found_at_the_very_ends(name: str, ends: list[float]) -> None:
     made, level = process(name), torch.tensor(ends)
     clean, noise = (part[:2] for part in pair())
@@ -203,4 +206,8 @@ def test_grids() -> None:
 
 def test_wrong_configs_are_refused() -> None:
     with pytest.raises(UserError, match="least noise 90"):
-        build(DiffusionStageConfig, [layer_of({"process": {"kind": "edm", "least": 90.0}}, "here")])
+        build(DiffusionStageConfig, [Layer.of({"process": {"kind": "edm", "least": 90.0}}, "here")])
+    with pytest.raises(UserError, match="is for the sampler ddim"):
+        build(DiffusionSampleConfig, [Layer.of({"eta": 0.5}, "here")])
+    with pytest.raises(UserError, match="the lower one comes first"):
+        build(DiffusionSampleConfig, [Layer.of({"guidance": {"levels": [3.0, -3.0]}}, "here")])

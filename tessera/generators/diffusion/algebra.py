@@ -28,8 +28,8 @@ class Family(ABC):
         """Of noise."""
 
     def straight(self, level: Tensor) -> tuple[Tensor, Tensor]:
-        """(scale, time): with clean and noise fixed, x / scale moves on a straight line from clean, at time 0."""
-        return self.alpha(level), torch.exp(-level / 2)
+        """(scale, time): with clean and noise fixed, x / scale moves on a straight line, from clean at time 0 to noise at 1."""
+        return self.alpha(level) + self.sigma(level), torch.sigmoid(-level / 2)
 
     def noised(self, clean: Tensor, noise: Tensor, level: Tensor) -> Tensor:
         """x at levels b."""
@@ -51,10 +51,6 @@ class Straight(Family):
     def sigma(self, level: Tensor) -> Tensor:
         return torch.sigmoid(-level / 2)
 
-    def straight(self, level: Tensor) -> tuple[Tensor, Tensor]:
-        """Already so."""
-        return torch.ones_like(level), self.sigma(level)
-
 
 class Preserving(Family):
     """Variance preserving (Ho et al. 2020): alpha^2 + sigma^2 = 1."""
@@ -74,6 +70,10 @@ class Exploding(Family):
 
     def sigma(self, level: Tensor) -> Tensor:
         return torch.exp(-level / 2)
+
+    def straight(self, level: Tensor) -> tuple[Tensor, Tensor]:
+        """As it is, on and on: time is sigma."""
+        return self.alpha(level), self.sigma(level)
 
 
 def shares(prediction: Prediction, family: Family, level: Tensor, data_std: float = 1.0) -> tuple[Tensor, Tensor]:

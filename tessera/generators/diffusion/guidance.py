@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tessera.batches import TextStates
 from tessera.config import Config
@@ -25,6 +25,12 @@ class GuidanceConfig(Config):
     """Pull of the embedding. 1 is none; both equal spare a branch. Without an embedding the text's counts alone."""
     levels: tuple[float, float] | None = None
     """Lowest and highest level (log-SNR) with guidance (Kynkäänniemi et al. 2024); others cost one branch. null: all."""
+
+    @model_validator(mode="after")
+    def _levels(self) -> GuidanceConfig:
+        if self.levels is not None and self.levels[0] > self.levels[1]:
+            raise ValueError(f"levels {list(self.levels)}: the lower one comes first")
+        return self
 
     def at(self, level: float) -> bool:
         """Whether there is guidance."""

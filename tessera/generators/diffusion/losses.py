@@ -21,7 +21,7 @@ from tessera.generators.diffusion.processes import NUM_STEPS, Process, recalling
 from tessera.generators.diffusion.weights import PlainWeightConfig, WeightConfig, weights
 from tessera.randomness import fraction, mix, normal, uniform
 
-TIME, NOISE, UNTOLD, RECALL = range(31, 35)  # streams of random numbers
+TIME, NOISE, UNTOLD, RECALL = range(51, 55)  # streams of random numbers
 GOLDEN = (math.sqrt(5) - 1) / 2
 RECALL_PROB = 0.5  # Chen et al. 2022, section 3.2
 BINS = (-6, -3, 0, 3, 6)  # levels between which losses are logged apart

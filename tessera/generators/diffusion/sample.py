@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from tessera.batches import TextStates
@@ -50,6 +50,12 @@ class DiffusionSampleConfig(Config):
     """With dynamic: the share of a sample's values that is not cut off."""
     resample_times: int = Field(5, ge=1)
     """In inpainting: how often each step is made, so that what is new and what is known agree."""
+
+    @model_validator(mode="after")
+    def _eta(self) -> DiffusionSampleConfig:
+        if self.eta and self.sampler != "ddim":
+            raise ValueError(f"eta {self.eta} is for the sampler ddim, not for {self.sampler}; set it to 0, or sampler to ddim")
+        return self
 
 
 @dataclass(frozen=True, slots=True)

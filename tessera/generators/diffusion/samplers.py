@@ -132,8 +132,8 @@ def plain(
 
 
 def resampled(passes: Passes, family: Family, levels: Tensor, times: int) -> Passes:
-    """Every step but the last so many times; in between the sample is brought back to the step's level by fresh noise (RePaint,
-    Lugmayr et al. 2022, algorithm 1)."""
+    """Every step so many times; in between the sample is brought back to the step's level by fresh noise (RePaint, Lugmayr et al.
+    2022, algorithm 1). But once from noise alone, where nothing would be carried over, and once to clean."""
     last = len(levels) - 2
     parts = []
     for step in range(last + 1):
@@ -141,9 +141,10 @@ def resampled(passes: Passes, family: Family, levels: Tensor, times: int) -> Pas
         again = replace(rows, guess=rows.guess.clone(), before=rows.before.clone())
         again.guess[0] += again.before[0]  # the pass before was another's
         again.before[0] = 0
-        for turn in range(times if step < last else 1):
+        count = times if step < last and levels[step].isfinite() else 1
+        for turn in range(count):
             part = rows if turn == 0 else again
-            if step < last and turn < times - 1:
+            if turn < count - 1:
                 up, up_noise = family.noisier(levels[step + 1], levels[step])
                 part = replace(part, up=part.up.clone(), up_noise=part.up_noise.clone())
                 part.up[-1], part.up_noise[-1] = up, up_noise
