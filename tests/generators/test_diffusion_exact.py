@@ -39,9 +39,7 @@ def error_of(name: str, sampler: str, steps: int, grid: str) -> float:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize(
-    ("sampler", "order", "bound"), [("euler", 1, 0.025), ("heun", 2, 1e-3), ("dpm", 2, 1e-3)]
-)
+@pytest.mark.parametrize(("sampler", "order", "bound"), [("euler", 1, 0.025), ("heun", 2, 1e-3), ("dpm", 2, 1e-3)])
 def test_paths_are_those_of_the_equation(name: str, sampler: str, order: int, bound: float) -> None:
     """And more steps have less error, by their order."""
     grid = "karras" if name == "edm" else "uniform"

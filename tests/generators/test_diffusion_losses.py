@@ -13,7 +13,7 @@ from torch.distributions import Normal, kl_divergence
 
 from tessera.batches import TextStates
 from tessera.contracts import Context, Loss, Nets
-from tessera.generators.diffusion.algebra import step_back
+from tessera.generators.diffusion.algebra import step_back, widening
 from tessera.generators.diffusion.condition import Condition
 from tessera.generators.diffusion.losses import (
     BINS,
@@ -24,7 +24,6 @@ from tessera.generators.diffusion.losses import (
     digest,
     divergence,
     spread,
-    widening,
 )  # fmt: skip
 from tessera.generators.diffusion.processes import NUM_STEPS, DdpmConfig, EdmConfig, FlowConfig, build_process
 from tessera.generators.diffusion.stage import DiffusionStageConfig, build_stage
@@ -298,7 +297,9 @@ def test_the_bound_is_a_divergence_of_two_gaussians(schedule: str) -> None:
     wanted = kl_divergence(Normal(means[0], least.sqrt()), Normal(means[1], variance.sqrt()))
     torch.testing.assert_close(found.double(), wanted, rtol=2e-3, atol=1e-5)
     std = step_back(made.family, level, target)[2]
-    torch.testing.assert_close(std**2 * torch.exp(widening(made, level, target)), rate, msg="the largest variance is the rate")
+    torch.testing.assert_close(
+        std**2 * torch.exp(widening(made.family, level, target)), rate, msg="the largest variance is the rate"
+    )
 
 
 @pytest.mark.parametrize("predicts", ["noise", "clean", "v"])

@@ -116,6 +116,12 @@ def step_back(family: Family, level: Tensor, target: Tensor) -> tuple[Tensor, Te
     return sigma / family.sigma(level) * kept, family.alpha(target) * gained, sigma * gained.sqrt()
 
 
+def widening(family: Family, level: Tensor, target: Tensor) -> Tensor:
+    """Logarithm of the largest variance of a step back, that of the noise which the step takes away, by the least, that of
+    `step_back`."""
+    return 2 * (family.sigma(level).log() - family.sigma(target).log())
+
+
 def aligned(level: Tensor, x: Tensor) -> Tensor:
     """b -> b 1 ..., beside x."""
     return level.view(-1, *[1] * (x.ndim - 1))

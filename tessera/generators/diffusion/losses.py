@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tessera.config import Config
 from tessera.contracts import Context, Loss, Nets
-from tessera.generators.diffusion.algebra import aligned, step_back
+from tessera.generators.diffusion.algebra import aligned, step_back, widening
 from tessera.generators.diffusion.condition import Condition
 from tessera.generators.diffusion.processes import NUM_STEPS, Process, recalling
 from tessera.generators.diffusion.weights import PlainWeightConfig, WeightConfig, weights
@@ -112,14 +112,8 @@ def divergence(process: Process, numbers: Tensor, clean: Tensor, guessed: Tensor
     time = numbers.clamp(min=1 / NUM_STEPS)
     level, target = (aligned(process.level_at(when).float(), clean) for when in (time, time - 1 / NUM_STEPS))
     _, clean_share, std = step_back(process.family, level, target)
-    wider = between * widening(process, level, target)
+    wider = between * widening(process.family, level, target)
     return 0.5 * (wider + torch.expm1(-wider) + (clean_share * (clean - guessed) / std) ** 2 * torch.exp(-wider))
-
-
-def widening(process: Process, level: Tensor, target: Tensor) -> Tensor:
-    """The logarithm of the largest variance of a step back by the least: that of the step's noise by that of what it leaves open
-    when clean is known."""
-    return 2 * (process.family.sigma(level).log() - process.family.sigma(target).log())
 
 
 def mean_of(error: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tessera.generators.diffusion.algebra import Family, step_back
+from tessera.generators.diffusion.algebra import Family, step_back, widening
 from tessera.generators.diffusion.processes import Process
 
 Sampler = Literal["euler", "heun", "dpm", "ddim", "ancestral"]
@@ -85,8 +85,7 @@ def ancestral(family: Family, levels: Tensor) -> Passes:
     level, target = levels[:-1], levels[1:]
     base, guess, noise = step_back(family, level, target)
     passes = plain(family, levels, base, guess, noise=noise)
-    wider = 2 * (family.sigma(level).log() - family.sigma(target).log())
-    return replace(passes, widening=torch.where(noise > 0, wider, 0))
+    return replace(passes, widening=torch.where(noise > 0, widening(family, level, target), 0))
 
 
 def dpm(family: Family, levels: Tensor) -> Passes:
