@@ -109,6 +109,21 @@ def test_what_is_inpainted_has_the_conditional_distribution(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+def test_what_is_known_is_noised_as_what_is_drawn(name: str) -> None:
+    """After a pass it has the pass's level, or the one that it is brought back to."""
+    made, num = process(name), 6000
+    ours, known = painter(made, 6, 2), torch.full((num, 3), 2.0)
+    kept = torch.ones(num, 3, dtype=torch.bool)
+    setup, state = ours.prepare((3,), Condition(), ours.inpainting, torch.arange(num), known, kept)
+    levels = [*ours.inpainting.level[1:], torch.tensor(math.inf, dtype=torch.float64)]
+    for level in levels:
+        state = ours.step(setup, state, (1.0,))
+        alpha, sigma = float(made.family.alpha(level)), float(made.family.sigma(level))
+        assert float(state.base.mean()) == pytest.approx(2 * alpha, abs=4 * sigma / math.sqrt(3 * num) + 1e-6)
+        assert float(state.base.std()) == pytest.approx(sigma, rel=4 / math.sqrt(6 * num), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 def test_samples_have_the_moments_of_their_table(name: str) -> None:
     made, num = process(name), 6000
     for known in (None, 1.2):

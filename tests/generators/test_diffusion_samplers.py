@@ -266,6 +266,11 @@ def test_resampling_repeats_all_steps_but_the_last() -> None:
     scale, sigma = passes.up[:-1] * passes.alpha[:-1], passes.up[:-1] * passes.sigma[:-1]
     torch.testing.assert_close(scale, made.family.alpha(passes.level[1:]), msg="the level that the next pass is told")
     torch.testing.assert_close(torch.sqrt(sigma**2 + passes.up_noise[:-1] ** 2), made.family.sigma(passes.level[1:]))
+    first_order = passes_of("euler", made.family, ours.levels)
+    again = torch.tensor([1, 2, 4, 5, 7, 8])
+    assert not passes.before[again].any(), "a step that is made again does not lean on the guess of another"
+    torch.testing.assert_close(passes.guess[again], first_order.guess[passes.step[again]])
+    assert passes.before[3].abs() > 0
     heun = resampled(passes_of("heun", made.family, ours.levels), made.family, ours.levels, 2)
     assert heun.step.tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3]
     assert (heun.up_noise > 0).tolist() == [False, True, False, False] * 3 + [False]
