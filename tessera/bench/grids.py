@@ -17,6 +17,7 @@ from tessera.batches import Text, TextStates, TokenBatch
 from tessera.bench.images import reduced, trainer
 from tessera.bench.masked import variant
 from tessera.bench.timing import device, time_call
+from tessera.compiling import compile_module
 from tessera.config import OptimConfig
 from tessera.generators.autoregressive.grid_losses import GridLossConfig
 from tessera.generators.autoregressive.grid_model import GridAutoregressive, GridConfig
@@ -157,7 +158,7 @@ def timed_training(*, from_pixels: bool) -> dict[str, Any]:
     step = trainer(build_stage(fitted(GENERATOR), nets), 0, graphs=compiled and "blocks" not in words, compiled=compiled)
     batch, frames = tokens(num, shape), pixels(num)
     if compiled and not reduced():
-        net.encoder.compile()
+        compile_module(net.encoder)
 
     def call() -> Any:
         if not from_pixels:

@@ -12,6 +12,7 @@ import torch
 
 from tessera.batches import Batch, ImageBatch
 from tessera.bench.timing import device, time_call
+from tessera.compiling import compile_module
 from tessera.config import EngineConfig, ImageDataConfig, OptimConfig
 from tessera.contracts import Stage
 from tessera.data.loader import ImageLoader
@@ -105,7 +106,7 @@ def encode_case(data: Path | None) -> dict[str, Any]:
     size, num = (64, 2) if reduced() else (256, 8)
     net = ImageTokenizer(peer_config().model, 3).to(device()).eval()
     if not reduced():
-        net.encoder.compile()
+        compile_module(net.encoder)
     images = pictures(num, size).images
 
     def call() -> Any:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from tessera.batches import TextStates, TokenBatch
 from tessera.bench.images import peer_config, reduced, trainer
 from tessera.bench.timing import device, time_call
+from tessera.compiling import compile_module
 from tessera.config import OptimConfig, UserError, nearest
 from tessera.generators.masked import model as model_module
 from tessera.generators.masked.losses import MaskedLossConfig
@@ -209,9 +210,9 @@ def compile_for_sampling(net: MaskedTransformer, decoder: nn.Module | None, word
     if reduced():
         return
     if decoder is not None:
-        decoder.compile()
+        compile_module(decoder)
     for module in [] if "eager" in words else net.blocks if "blocks" in words else [net]:
-        module.compile()
+        compile_module(module)
 
 
 def drawing(

@@ -20,6 +20,7 @@ from tessera.batches import VideoBatch, num_latent, to_uint8
 from tessera.bench.images import read_batches, reduced, trainer
 from tessera.bench.masked import Size, captions, compile_for_sampling, drawing, facts, fitted, generator, timed_training, variant
 from tessera.bench.timing import device, settle, time_call
+from tessera.compiling import compile_module
 from tessera.config import OptimConfig, VideoDataConfig
 from tessera.data.clips import ClipLoader
 from tessera.data.opening import open_source
@@ -159,7 +160,7 @@ def encode_case(data: Path | None) -> dict[str, Any]:
     """Clips to ids with C-ViViT, batch 4; compiled and recorded."""
     net, num, words = tokenizer(), 2 if reduced() else 4, variant()
     if not reduced() and "eager" not in words:
-        net.encoder.compile(mode=None if "blocks" in words else "reduce-overhead")
+        compile_module(net.encoder, recorded="blocks" not in words)
     frames = clips(num).frames
 
     def call() -> Any:

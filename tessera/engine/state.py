@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
 
+from tessera.compiling import compile_module
 from tessera.config import EngineConfig
 from tessera.contracts import Stage
 from tessera.engine.ema import Pairs, average_of, pairs_of
@@ -88,7 +89,7 @@ def speed_up(net: nn.Module, stage: Stage, config: EngineConfig) -> None:
         if config.activation_checkpointing and isinstance(module, stage.checkpointed):
             module.forward = _recomputed(module.forward)
         if config.compile and isinstance(module, compiled):
-            module.compile(mode="reduce-overhead" if config.cuda_graphs else None, dynamic=True if stage.varied else None)
+            compile_module(module, recorded=config.cuda_graphs, varied=stage.varied)
 
 
 def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:

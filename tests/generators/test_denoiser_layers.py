@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tessera.batches import TextStates
+from tessera.compiling import settle_einops
 from tessera.config import EngineConfig
 from tessera.engine.state import speed_up
 from tessera.generators.diffusion.condition import Condition
@@ -214,6 +215,7 @@ def test_pictures_stay_channels_last_and_no_block_of_an_efficient_net_sees_the_f
 def test_the_whole_network_is_one_graph(kind: str) -> None:
     """torch.compile finds nothing that it would have to leave to Python, and computes the same."""
     net, x = denoiser(kind, **EVERYTHING), noise()
+    settle_einops()
     whole = torch.compile(net, backend="eager", fullgraph=True)
     condition = told(x, EVERYTHING)
     with torch.no_grad():

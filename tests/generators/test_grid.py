@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tessera.batches import TextStates
+from tessera.compiling import settle_einops
 from tessera.contracts import Context
 from tessera.generators.autoregressive.grid_losses import GridLossConfig, GridLosses, digest, guess
 from tessera.generators.autoregressive.grid_model import GridAutoregressive, GridConfig
@@ -149,6 +150,7 @@ def test_captions_and_numbers_of_frames_are_taken_away_as_often_as_asked() -> No
 def test_the_whole_network_is_one_graph(near: str) -> None:
     """What engine.cuda_graphs records: no break, no look at the host."""
     net, text, ids = generator(near, codes=2, sketch=3).train(), words(2), clips(2, codes=2)
+    settle_einops()
     whole = torch.compile(net, backend="aot_eager", fullgraph=True)
     sights = net.sights(4, ids.device)
     found, wanted = (run(ids, text, anything(2), sights, ids) for run in (whole, net))

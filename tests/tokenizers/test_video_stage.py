@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.batches import VideoBatch
+from tessera.compiling import settle_einops
 from tessera.config import EngineConfig, OptimConfig
 from tessera.contracts import Stage
 from tessera.engine.dist import World
@@ -124,6 +125,7 @@ def test_nets_are_one_graph(kind: str, length: int) -> None:
     stage, _ = start(kind=kind)
     net, clips = stage.nets["tokenizer"], squares().frames[:, :, :length]
     assert isinstance(net, VideoTokenizer)
+    settle_einops()
     encode, decode = (torch.compile(part, backend="eager", fullgraph=True) for part in (net.encoder, net.decoder))
     with torch.no_grad():
         torch.testing.assert_close(encode(clips), net.encoder(clips), rtol=1e-4, atol=1e-5)

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from tessera.batches import TokenBatch, from_uint8, to_uint8
+from tessera.compiling import compile_module
 from tessera.config import UserError
 from tessera.contracts import Chunk, Nets
 from tessera.generators.masked.sample import MaskedSampleConfig
@@ -71,7 +72,7 @@ class Painter:
             for name, part in (("generator", None), ("tokenizer", "decoder")):
                 if name in nets:
                     module: Any = nets[name] if part is None else getattr(nets[name], part)
-                    module.compile()
+                    compile_module(module)
 
     def tokens(self, stage: str, options: MaskedSampleConfig, chunk: Chunk, known: Tensor | None, low: Tensor | None) -> Tensor:
         """ids b ... of one generator."""
