@@ -37,6 +37,15 @@ def test_replay_is_the_plain_loop(near: str, codes: int | None, guidance: float)
     assert torch.equal(longer[:, :9], plain)
 
 
+def test_scenes_replay_as_the_plain_loop_draws_them() -> None:
+    writer = GridWriter(generator().to(DEVICE), GridSampleConfig())
+    scenes, seeds = [(words(3, 4, seed).to(DEVICE), 4) for seed in (1, 2, 1)], torch.arange(3, device=DEVICE)
+    plain, sampler = torch.cat(list(Plain(writer).story(scenes, seeds)), dim=1), GridSampler(writer)
+    for _ in range(2):
+        assert torch.equal(torch.cat(list(sampler.story(scenes, seeds)), dim=1), plain)
+    assert len(sampler.recordings) == 1
+
+
 def test_bf16_draws_tokens() -> None:
     writer = GridWriter(generator().to(DEVICE), GridSampleConfig(), bf16=True)
     ids = torch.cat(list(GridSampler(writer)(words(4).to(DEVICE), torch.arange(4, device=DEVICE), 5)), dim=1)
