@@ -115,7 +115,8 @@ class Elsewhere:
         kinds = [kind for kind, config_type in self.others.items() if key in dotted_keys(config_type)]
         if not kinds:
             return None
-        return f"unknown key where {self.key} is {self.kind!r}; it belongs to {join_words([literal_text(kind) for kind in kinds])}"
+        belongs = join_words([literal_text(kind) for kind in kinds])
+        return f"unknown key where {self.key} is {self.kind!r}; it belongs to {belongs}"
 
 
 def explain(

@@ -11,8 +11,8 @@ import torch
 from tessera import pipeline
 from tessera.config import UserError
 from tessera.nn.quantizers import FSQConfig, ResidualConfig, VQConfig
-from tessera.recipes.phenaki.config import PhenakiConfig
-from tessera.recipes.phenaki.stages import adopt, steps
+from tessera.recipes.clips.config import MaskedClipsConfig
+from tessera.recipes.clips.stages import adopt, steps
 from tessera.staging import config_of
 from tests.small import generated, pictures, workshop
 
@@ -60,7 +60,7 @@ def test_a_tokenizer_from_elsewhere_decides_what_fits(model: str, sets: tuple[st
     """Not the one that the preset would have trained, whose strides are 8 and 4."""
     other = resolved(f"tokenizer.model={model}")
     made = adopt(resolved("base.needs.tokenizer=/other/tokenizer", *sets), lambda origin: other)
-    assert isinstance(made, PhenakiConfig)
+    assert isinstance(made, MaskedClipsConfig)
     assert (made.tokenizer.model, made.grid) == (other.tokenizer.model, grid)
     with pytest.raises(UserError, match=r"with the tokenizer of /other/tokenizer: sample.overlap 99 leaves no room"):
         adopt(resolved("base.needs.tokenizer=/other/tokenizer", *sets, "sample.overlap=99"), lambda origin: other)

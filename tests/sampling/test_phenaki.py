@@ -19,7 +19,7 @@ from tessera.contracts import Chunk, Scene
 from tessera.media.clip_files import encode_gif
 from tessera.media.clips import Clip, Frames, read_clip
 from tessera.recipes import RECIPES
-from tessera.recipes.phenaki.drawing import Animator
+from tessera.recipes.clips.drawing import Animator
 from tessera.sampling.package import export_run
 from tessera.sampling.session import Session, load
 from tests.cli.conftest import tessera

@@ -214,8 +214,8 @@ class GridSampler:
     """Whole clips, of any length. On a GPU passes are recorded, once for each size of batch, text and known frames; weights are
     read where they lie."""
 
-    def __init__(self, writer: GridWriter) -> None:
-        self.writer = writer
+    def __init__(self, writer: GridWriter, recorded: bool = True) -> None:
+        self.writer, self.records = writer, recorded
         self.recordings: dict[tuple[Any, ...], Recording[Setup, State]] = {}
         self.drawing: object = None  # the clips that are being drawn
 
@@ -272,8 +272,8 @@ class GridSampler:
                     yield self.writer.net.join(parts)
 
     def recorded(self, setup: Setup, state: State) -> Recording[Setup, State] | None:
-        """One pass, ready to play; None where there is no GPU."""
-        if state.number.device.type != "cuda":
+        """One pass, ready to play; None where there is no GPU, or nothing is to be recorded."""
+        if not self.records or state.number.device.type != "cuda":
             return None
         shapes = shapes_of(setup, state)
         if shapes not in self.recordings:
