@@ -98,7 +98,7 @@ def test_a_tokenizer_from_elsewhere_brings_its_architecture() -> None:
     for wrong, said in (
         (
             pipeline.resolve("meshgpt", preset="tiny", sets=["tokenizer.kind=graph"]),
-            "is of recipe meshgpt and holds no tokenizer of clips or pictures; name RUN/tokenizer of a phenaki or a muse run",
+            "is of recipe meshgpt and holds no tokenizer of clips or pictures; name RUN/tokenizer of a phenaki, nuwa or muse run",
         ),
         (pipeline.resolve("muse", sets=["data.channels=1"]), "was trained on pictures of 1 channels, data.channels is 3"),
         (resolved("data.channels=1"), "was trained on clips of 1 channels, data.channels is 3; set data.channels=1"),

@@ -55,7 +55,7 @@ def adopt(config: ClipsConfig, read: Callable[[str], Any]) -> ClipsConfig:
     if not still and not isinstance(model, Backbone):
         raise UserError(
             f"{origin} is of recipe {other.recipe} and holds no tokenizer of clips or pictures; name RUN/tokenizer of a "
-            f"{config.recipe} or a muse run"
+            f"phenaki, nuwa or muse run"
         )
     if other.data.channels != config.data.channels:
         raise UserError(
