@@ -75,7 +75,7 @@ def tiny() -> Preset:
             optim=OptimConfig(lr=3e-3, betas=(0.9, 0.95), weight_decay=0.03, warmup_steps=50),
             ema_decay=0.99,
             batch_size=16,
-            steps=1000,
+            steps=1400,
         ),
         engine=EngineConfig(
             log_every_steps=50, validate_every_steps=300, preview_every_steps=300, save_every_steps=300, validation_samples=64
