@@ -95,8 +95,8 @@ class AutoregressiveLatents:
     ) -> Iterator[Piece]:  # fmt: skip
         """`pieces`, once all is checked. A take of no more than a training clip's length is told how long it is."""
         size, most = len(chunk.seeds), self.config.grid[0]
-        guided = chunk.negatives is not None and chunk.options.guidance != 1
-        negative = self.prompts(self.nets, chunk.negatives) if guided and chunk.negatives is not None else None
+        negatives = None if chunk.options.guidance == 1 else chunk.negatives
+        negative = None if negatives is None else self.prompts(self.nets, negatives)
         for index, (take, own) in enumerate(zip(takes, lengths, strict=True)):
             captions = [chunk.captions if chunk.scenes is None else [scene.caption] * size for scene in take]
             told = torch.full_like(chunk.seeds, sum(own) if sum(own) <= most else 0)
