@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tessera.config import document
+from tessera.config import Config, Kinds, document
+from tessera.contracts import Recipe
 from tessera.recipes import RECIPES
 
 HEADER = """# Configuration
@@ -19,8 +20,24 @@ def render() -> str:
     """The whole page."""
     parts = [HEADER]
     for recipe in RECIPES.values():
-        parts.append(f"# Recipe `{recipe.name}`\n\n{document(recipe.config_type).rstrip()}\n")
+        parts.append(f"# Recipe `{recipe.name}`\n\n{others_of(recipe)}{document(own_type(recipe)).rstrip()}\n")
     return "\n".join(parts)
+
+
+def own_type(recipe: Recipe) -> type[Config]:
+    """The root config of a recipe; of several, the one of its presets."""
+    return type(next(iter(recipe.presets.values()))())
+
+
+def others_of(recipe: Recipe) -> str:
+    """Where the keys of its other kinds stand."""
+    if not isinstance(recipe.config_type, Kinds):
+        return ""
+    homes = {own_type(other): other.name for other in RECIPES.values()}
+    others = {kind: homes[found] for kind, found in recipe.config_type.types.items() if found is not own_type(recipe)}
+    return "".join(
+        f"With `{recipe.config_type.key}: {kind}` the keys are those of recipe `{name}`.\n\n" for kind, name in others.items()
+    )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from tessera.config import Config, OptimConfig
+from tessera.config import Config, Kinds, OptimConfig
 
 Nets = Mapping[str, nn.Module]
 
@@ -257,8 +257,8 @@ class Recipe:
     name: str
     summary: str
     medium: Literal["picture", "clip", "mesh"]  # what is drawn
-    config_type: type[Config]
-    presets: Mapping[str, Callable[[], Config]]
+    config_type: type[Config] | Kinds[Any]
+    presets: Mapping[str, Callable[..., Config]]  # of a recipe of several kinds called with the one that is asked for, if any
     steps: Callable[[Any], Sequence[Train]]
     adopt: Callable[[Any, Callable[[str], Any]], Any] = _as_it_is  # (config, RUN/STAGE -> its config): with what others trained
     settle: Callable[[Any, Any], Any] = _as_it_is  # (config, source): the config with what only the data knows

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tessera.config import Layer, UserError, build, difference, layer_of, nearest, parse_sets, read_yaml
+from tessera.config import Kinds, Layer, UserError, build, difference, layer_of, nearest, parse_sets, read_yaml
 from tessera.contracts import Stage, Train
 from tessera.data.sources import Source, Stored
 from tessera.engine.checkpoint import newest_valid, point_back, read_json, restore, sweep
@@ -65,7 +65,9 @@ def resolve(
         hint = nearest(chosen, recipe.presets)
         meant = f"; did you mean {hint!r}?" if hint else ""
         raise UserError(f"recipe {name} has no preset {chosen!r}{meant}; it has {', '.join(recipe.presets)}")
-    layers.insert(0, layer_of(recipe.presets[chosen](), f"preset {chosen}"))
+    kind = recipe.config_type.said([*layers, own]) if isinstance(recipe.config_type, Kinds) else None
+    asked = () if kind is None else (kind,)
+    layers.insert(0, layer_of(recipe.presets[chosen](*asked), f"preset {chosen}"))
     if preset is not None:
         layers.append(Layer.of({"preset": preset}, "--preset"))
     if data is not None:
@@ -78,7 +80,7 @@ def resolve(
         layers.append(Layer.of({train.name: {"steps": steps} for train in trains if train.name not in named}, "--steps"))
         made = build(recipe.config_type, layers)
     if name != target and chosen != in_file and in_file in recipe.presets:
-        refuse_idle_preset(made, recipe.presets[in_file](), layers[1:], chosen, target)
+        refuse_idle_preset(made, recipe.presets[in_file](*asked), layers[1:], chosen, target)
     return made
 
 

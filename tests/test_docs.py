@@ -33,6 +33,15 @@ CLIPS = {
     "sample": ["--set", "sample.chunk=2", "sample.steps=2"],
     "evaluate": ["--n", "2", "--set", "evaluate.fit_steps=2", "evaluate.stories=1", "sample.chunk=2", "sample.steps=2"],
 }
+ONE_BY_ONE = {
+    "synth": ["--n", "24"],
+    "train": [
+        *(word for word in CLIPS["train"] if not word.startswith("base.model=")), "base.model.width=16", "base.model.depth=1",
+        "base.model.heads=2",
+    ],
+    "sample": ["--set", "sample.chunk=2"],
+    "evaluate": ["--n", "2", "--set", "evaluate.fit_steps=2", "evaluate.stories=1", "sample.chunk=2"],
+}  # fmt: skip
 MESHES = {
     "synth": ["--n", "24"],
     "train": [*QUICK, "base.batch_size=4", "base.model={width: 16, depth: 1, heads: 2, inner_width: 16, inner_depth: 1}"],
@@ -45,12 +54,14 @@ COMMANDS = {
     "docs/recipes/muse.md": ["data", "train", "train", "resume", "sample", "evaluate", "export", "train", *["sample"] * 7],
     "docs/recipes/meshgpt.md": [*RECIPE, *["sample"] * 4],
     "docs/recipes/phenaki.md": [*RECIPE, "train", *["sample"] * 8, "train"],
+    "docs/recipes/nuwa.md": [*RECIPE, *["train"] * 3, *["sample"] * 6, "train", "sample"],
 }
 EXTRA = {
     "README.md": PICTURES,
     "docs/recipes/muse.md": PICTURES,
     "docs/recipes/meshgpt.md": MESHES,
     "docs/recipes/phenaki.md": CLIPS,
+    "docs/recipes/nuwa.md": ONE_BY_ONE,
 }
 
 
@@ -74,7 +85,8 @@ def write_clips(home: Path) -> None:
             frames[time, :, (index + time) % 16] = 255
         (home / "clips" / f"{index}.gif").write_bytes(encode_gif(Clip(frames, 10.0)))
         (home / "clips" / f"{index}.txt").write_text("a bar moves right")
-    shutil.copy(home / "clips" / "0.gif", home / "start.gif")
+    for name in ("start", "strokes"):
+        shutil.copy(home / "clips" / "0.gif", home / f"{name}.gif")
     for name, time in (("first", 0), ("last", 16)):
         Image.fromarray(frames[time]).save(home / f"{name}.png")
 
@@ -90,6 +102,7 @@ def write_meshes(home: Path) -> None:
 FILES = {
     "docs/recipes/meshgpt.md": write_meshes,
     "docs/recipes/phenaki.md": write_clips,
+    "docs/recipes/nuwa.md": write_clips,
 }  # besides pictures
 
 

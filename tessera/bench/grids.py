@@ -21,7 +21,7 @@ from tessera.compiling import compile_module
 from tessera.config import OptimConfig
 from tessera.generators.autoregressive.grid_losses import GridLossConfig
 from tessera.generators.autoregressive.grid_model import GridAutoregressive, GridConfig
-from tessera.generators.autoregressive.grid_sample import GridSampleConfig, GridSampler, GridWriter, Setup, State
+from tessera.generators.autoregressive.grid_sample import GridSampleConfig, GridSampler, GridWriter
 from tessera.generators.autoregressive.grid_stage import GridStageConfig, build_nets, build_stage
 from tessera.nn import nearby
 from tessera.nn.nearby import NearbyConfig
@@ -182,14 +182,6 @@ def train_tokens_case(data: Path | None) -> dict[str, Any]:
     return timed_training(from_pixels=False)
 
 
-class Plain(GridSampler):
-    """Without recordings."""
-
-    def recorded(self, setup: Setup, state: State) -> None:
-        """None."""
-        return None
-
-
 def ready_to_draw() -> tuple[GridAutoregressive, nn.Module, dict[str, nn.Module]]:
     """Generator and text encoder, to be used; and both by name."""
     nets = fresh_nets(GENERATOR, grid())
@@ -235,7 +227,7 @@ def decode_case(data: Path | None) -> dict[str, Any]:
         frames = grid()[0] if graphs else 1
         writer = GridWriter(net, config, device().type == "cuda")
         for num in sizes:
-            sampler = GridSampler(writer) if graphs else Plain(writer)  # anew: a recording keeps its buffers
+            sampler = GridSampler(writer, recorded=graphs)  # anew: a recording keeps its buffers
             rows[name][num] = timed_order(sampler, encoder(captions(num)), num, frames)
     last = rows["wavefront"][sizes[-1]]
     about = {"guidance": DRAW.guidance, "orders": rows}

@@ -12,7 +12,7 @@ from tessera.config.embeddings import (
     TarEmbeddingsConfig,
 )
 from tessera.config.errors import UserError, nearest
-from tessera.config.loading import Layer, build, difference, dump_yaml, layer_of, parse_sets, read_yaml
+from tessera.config.loading import Kinds, Layer, build, difference, dump_yaml, layer_of, parse_sets, read_yaml
 from tessera.config.sections import (
     MAX_FPS,
     DataConfig,
@@ -36,6 +36,7 @@ __all__ = [
     "EvaluateConfig",
     "ImageDataConfig",
     "JudgingConfig",
+    "Kinds",
     "Layer",
     "ListedEmbeddingsConfig",
     "MeshDataConfig",

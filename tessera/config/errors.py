@@ -102,11 +102,29 @@ def _locate(config_type: type[Config], location: Sequence[str | int]) -> _Place:
     return place
 
 
+@dataclass(frozen=True)
+class Elsewhere:
+    """Root configs of other kinds than the one at hand, which may have the keys that it lacks."""
+
+    key: str  # that chose between them
+    kind: str  # what was chosen
+    others: Mapping[str, type[Config]]
+
+    def about(self, key: str) -> str | None:
+        """What to say of a dotted key that another kind has."""
+        kinds = [kind for kind, config_type in self.others.items() if key in dotted_keys(config_type)]
+        if not kinds:
+            return None
+        belongs = join_words([literal_text(kind) for kind in kinds])
+        return f"unknown key where {self.key} is {self.kind!r}; it belongs to {belongs}"
+
+
 def explain(
-    config_type: type[Config], error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str]
-) -> UserError:
+    config_type: type[Config], error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str],
+    elsewhere: Elsewhere | None = None,
+) -> UserError:  # fmt: skip
     """All of pydantic's complaints about `values` as one error, a line each; `origins` says where a dotted key came from."""
-    report = _Report(config_type, values, origins)
+    report = _Report(config_type, values, origins, elsewhere)
     problems: dict[object, ErrorDetails] = {}
     for details in error.errors(include_url=False):
         problems.setdefault(report.identity(details), details)
@@ -124,6 +142,7 @@ class _Report:
     config_type: type[Config]
     values: Mapping[str, Any]
     origins: Mapping[str, str]
+    elsewhere: Elsewhere | None = None
 
     def identity(self, details: ErrorDetails) -> tuple[object, ...]:
         """Equal for two errors that are one problem: pydantic complains once per alternative of a plain union."""
@@ -175,6 +194,8 @@ class _Report:
         name = str(place.path[-1])
         if advice := _ADVICE.get(_normal(name)):
             return f"unknown key; {advice}"
+        if self.elsewhere is not None and (said := self.elsewhere.about(place.key)):
+            return said
         if parent.union and (kinds := [kind for kind, section in parent.union.kinds.items() if name in section.model_fields]):
             found = self.value((*parent.path, parent.union.tag or ""), None)
             belongs = join_words([literal_text(kind) for kind in kinds])

@@ -11,14 +11,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import yaml
 from pydantic import ValidationError
 
 from tessera.config.base import Config, plain
 from tessera.config.document import float_text
-from tessera.config.errors import UserError, explain, nearest
+from tessera.config.errors import Elsewhere, UserError, explain, nearest
 
 C = TypeVar("C", bound=Config)
 
@@ -282,20 +282,50 @@ def _join(tree: dict[str, Any], new: dict[str, Any], item: str, above: str = "")
 # --- Building -------------------------------------------------------------------------------------------------------------------
 
 
-def build(config_type: type[C], layers: Sequence[Layer]) -> C:
+@dataclass(frozen=True)
+class Kinds(Generic[C]):
+    """Root configs of one recipe. The value of one key, such as base.model.kind, says which of them a config is."""
+
+    key: str
+    types: Mapping[str, type[C]]  # the first is that of a config that does not say
+
+    def said(self, layers: Sequence[Layer]) -> str | None:
+        """The last kind that a layer names; None where none does."""
+        found = None
+        for layer in layers:
+            value: Any = layer.values
+            for name in self.key.split("."):
+                value = value.get(name) if isinstance(value, Mapping) else None
+            if isinstance(value, str) and value not in self.types:
+                near, origin = nearest(value, self.types), layer.origins.get(self.key, "")
+                raise UserError(
+                    f"{self.key}{f' ({origin})' if origin else ''}: found {value!r}; expected "
+                    f"{' or '.join(map(repr, self.types))}{f'; did you mean {near!r}?' if near else ''}"
+                )
+            found = value if isinstance(value, str) else found
+        return found
+
+    def chosen(self, layers: Sequence[Layer]) -> tuple[type[C], Elsewhere]:
+        """The type of what layers make together, and what a key may belong to that it does not have."""
+        kind = self.said(layers) or next(iter(self.types))
+        return self.types[kind], Elsewhere(self.key, kind, {name: own for name, own in self.types.items() if name != kind})
+
+
+def build(config_type: type[C] | Kinds[C], layers: Sequence[Layer]) -> C:
     """Merges layers, later over earlier, and validates the result; every problem found comes out in one `UserError`.
 
     Mappings merge key by key. A mapping with another `kind` than the one below replaces it, since the old keys belong to the
     old kind; null replaces anything; a mapping over null or nothing starts from the defaults of its class.
     """
+    root, elsewhere = config_type.chosen(layers) if isinstance(config_type, Kinds) else (config_type, None)
     values: Any = {}
     origins: dict[str, str] = {}
     for layer in (layer for layer in layers if layer.values):  # no --set at all is no origin either
         values = _merge(values, layer.values, "", origins, layer.origins)
     try:
-        return config_type.model_validate(values)
+        return root.model_validate(values)
     except ValidationError as error:
-        raise explain(config_type, error, values, origins) from error
+        raise explain(root, error, values, origins, elsewhere) from error
 
 
 def _merge(below: Any, above: Any, key: str, origins: dict[str, str], new: Mapping[str, str]) -> Any:

@@ -6,9 +6,10 @@ from tessera.config import UserError, nearest
 from tessera.contracts import Recipe
 from tessera.recipes.meshgpt import MESHGPT
 from tessera.recipes.muse import MUSE
+from tessera.recipes.nuwa import NUWA
 from tessera.recipes.phenaki import PHENAKI
 
-RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (MUSE, PHENAKI, MESHGPT)}
+RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (MUSE, PHENAKI, NUWA, MESHGPT)}
 
 
 def find_recipe(name: str) -> Recipe:

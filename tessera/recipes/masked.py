@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tessera.batches import TextStates, TokenBatch
+from tessera.batches import TokenBatch
 from tessera.config import UserError
-from tessera.contracts import Context, Loader, Nets, Preview, Tokenizer, Train
+from tessera.contracts import Context, Nets, Train
 from tessera.generators.masked.losses import MaskedLossConfig, MaskedLosses
 from tessera.generators.masked.model import Low
 from tessera.generators.masked.replay import GraphedSampler
 from tessera.generators.masked.sample import MaskedSampleConfig, sample
 from tessera.generators.masked.stage import MaskedStageConfig, build_nets, build_stage
 from tessera.recipes.captions import Prompts
-from tessera.recipes.precision import full_precision
-from tessera.text.encoders import NoTextConfig, PrecomputedTextConfig, TextConfig, build_encoder, encode_text, text_width
+from tessera.recipes.generator import MakeLoader, MakeNets, MakePreview, generator_step
+from tessera.text.encoders import TextConfig, build_encoder, encode_text, text_width
 
 
 def masked_nets(
@@ -31,28 +30,11 @@ def masked_nets(
 
 
 def masked_step(
-    name: str, stage: MaskedStageConfig, text: TextConfig, make_nets: Callable[[], dict[str, nn.Module]],
-    feed: Callable[[Nets, Any], Loader], preview: Callable[[Nets, Nets, Any, Context], Preview], needs: Mapping[str, str],
+    name: str, stage: MaskedStageConfig, text: TextConfig, make_nets: MakeNets, feed: MakeLoader, preview: MakePreview,
+    needs: Mapping[str, str],
 ) -> Train:  # fmt: skip
     """The training of a masked generator."""
-    return Train(
-        name=name,
-        batch_size=stage.batch_size,
-        steps=stage.steps,
-        build=lambda: replace(build_stage(stage, make_nets()), preview=preview),
-        serves=make_nets,
-        feed=feed,
-        needs=needs,
-        captioned=not isinstance(text, (NoTextConfig, PrecomputedTextConfig)),
-    )
-
-
-@torch.no_grad()
-def encode_exactly(tokenizer: nn.Module, x: Tensor) -> Tensor:
-    """As `Session.encode` does, so that cached ids are those that a user gets."""
-    assert isinstance(tokenizer, Tokenizer)
-    with full_precision(x.device):
-        return tokenizer.encode(x)
+    return generator_step(name, stage, text, make_nets, lambda nets: build_stage(stage, nets), feed, preview, needs)
 
 
 class TokenDrawer:
@@ -92,13 +74,6 @@ def draw_preview(
     return sample(generator, text, seeds, options, low=low, critic=nets.get("critic"), frames=frames), seeds
 
 
-def judged_batch(ids: Tensor, text: TextStates, captions: tuple[str | None, ...], first: int) -> TokenBatch:
-    """Tokens of real samples, the first being number `first`, as `token_loss` takes them."""
-    positions = torch.arange(first, first + len(ids), device=ids.device)
-    everything = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
-    return TokenBatch(ids, text, everything, positions, ("",) * len(ids), captions)
-
-
 @torch.no_grad()
 def token_loss(config: MaskedLossConfig, nets: Nets, batches: Iterable[TokenBatch]) -> dict[str, float]:
     """Cross-entropy of hidden tokens, in nats, and the share guessed right."""
@@ -108,11 +83,6 @@ def token_loss(config: MaskedLossConfig, nets: Nets, batches: Iterable[TokenBatc
         sums += torch.stack([loss.total, loss.weight, loss.parts["right"]]).double().cpu()
     total, weight, right = sums.tolist()
     return {"loss": total / weight, "right": right / weight}
-
-
-def facts_of(batch: TokenBatch, seeds: Tensor) -> dict[str, Any]:
-    """For the JSON beside a preview."""
-    return {"keys": list(batch.keys), "captions": list(batch.captions), "seeds": seeds.tolist()}
 
 
 def options_of(options: MaskedSampleConfig) -> MaskedSampleConfig:

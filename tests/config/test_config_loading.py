@@ -10,7 +10,7 @@ import pytest
 import yaml
 from pydantic import Field
 
-from tessera.config import Config, Layer, UserError, build, difference, dump_yaml, layer_of, parse_sets, read_yaml
+from tessera.config import Config, Kinds, Layer, UserError, build, difference, dump_yaml, layer_of, parse_sets, read_yaml
 
 
 class Fsq(Config):
@@ -345,3 +345,44 @@ def test_difference_lists_dotted_keys() -> None:
     changed = {key: (before, after) for key, before, after in difference(Root(), Root(quantizer=Fsq()))}
     assert changed["quantizer.kind"] == ("vq", "fsq")
     assert changed["quantizer.levels"] == (None, (8, 8))
+
+
+# --- roots of several kinds -----------------------------------------------------------------------------------------------------
+
+
+class ByVq(Config):
+    net: Vq = Vq()
+    speed: int = 1
+
+
+class ByFsq(Config):
+    net: Fsq = Fsq()
+    depth: int = 1
+
+
+ROOTS: Kinds[Any] = Kinds("net.kind", {"vq": ByVq, "fsq": ByFsq})
+
+
+def test_one_value_chooses_the_root() -> None:
+    assert build(ROOTS, []) == ByVq()
+    assert build(ROOTS, [parse_sets(["speed=3"])]) == ByVq(speed=3)
+    assert build(ROOTS, [parse_sets(["net={kind: fsq}", "depth=2"])]) == ByFsq(depth=2)
+    assert build(ROOTS, [Layer.of({"net": {"kind": "vq"}}, "a"), Layer.of({"net": {"kind": "fsq"}}, "b")]) == ByFsq()
+    for config in (ByVq(speed=2), ByFsq(depth=5)):
+        assert build(ROOTS, [layer_of(config, "file")]) == config
+
+
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        (["depth=2"], r"^depth \(--set\): unknown key where net.kind is 'vq'; it belongs to 'fsq'$"),
+        (["net={kind: fsq, codes: 2}"], r"^net.codes \(--set\): unknown key where net.kind is 'fsq'; it belongs to 'vq'$"),
+        (["net.kind=fsk"], r"^net.kind \(--set\): found 'fsk'; expected 'vq' or 'fsq'; did you mean 'fsq'\?$"),
+        (["sped=2"], "unknown key; did you mean"),
+        (["net=3"], "found 3; expected a section"),
+        (["net.kind=3"], "net.kind .*found 3; expected 'vq'"),
+    ],
+)
+def test_keys_of_another_root_are_told(sets: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        build(ROOTS, [parse_sets(sets)])

@@ -45,6 +45,11 @@ CLIPS = (
     f"engine.save_every_steps={SAVED}",
     "engine.validate_every_steps=4",
 )
+ONE_BY_ONE = (  # the same clips with the other generator
+    *(item for item in CLIPS if not item.startswith(("base.model=", "base.loss=", "sample="))),
+    "base.loss={text_dropout_prob: 0.3, length_dropout_prob: 0.5, sketch_dropout_prob: 0.3}",
+    "sample={chunk: 2, fps: 8}",
+)
 SETS = {  # a recipe, or RECIPE-KIND
     "muse": (
         "data.resolution=16",
@@ -114,6 +119,18 @@ SETS = {  # a recipe, or RECIPE-KIND
         "tokenizer.model={kind: frames, widths: [4, 4, 4], blocks: [1, 0, 1], quantizer: {kind: fsq, levels: [4, 4]}}",
         "tokenizer.critic={kind: frames, widths: [4, 4], start_step: 3, warmup_steps: 2, weight: 0.02}",
     ),
+    "nuwa": (
+        *ONE_BY_ONE,
+        "tokenizer.model={kind: conv, widths: [4, 4, 4], blocks: [1, 0, 1], time_downsamples: 1, quantizer: {levels: [4, 4]}}",
+        "base.model={width: 16, depth: 2, heads: 2, nearby: {frames: 2, height: 3, width: 3, dilation: [1, 2]}}",
+    ),
+    "nuwa-sketch": (
+        *ONE_BY_ONE,
+        "data.sketch=edges",
+        "tokenizer.model={kind: cvivit, width: 16, heads: 2, patch: 4, time_patch: 4, window: 2, spatial_depth: 1, "
+        "temporal_depth: 1, quantizer: {kind: residual, num_quantizers: 2, quantizer: {kind: fsq, levels: [4, 4]}}}",
+        "base.model={width: 16, depth: 1, heads: 2, inner_width: 16, nearby: {frames: 2, whole: true}, sketch_window: 3}",
+    ),
 }
 
 
@@ -131,7 +148,7 @@ def write_data(recipe: str, folder: Path) -> None:
     """What the run was trained on; synthetic, so that it need not be kept."""
     if recipe == "meshgpt":
         write_furniture(folder, 24, 0)
-    elif recipe == "phenaki":
+    elif recipe in ("phenaki", "nuwa"):
         write_digits(folder, 24, 0, image_size=32, frames=11)
     else:
         write_shapes(folder, 24, 0, image_size=32)

@@ -78,6 +78,12 @@ CLIPS = (
     "base.critic={kind: net, model: {width: 16, depth: 1, heads: 2}}",
     "sample={steps: 3, fps: 8, overlap: 2}",
 )
+ONE_BY_ONE = (  # the same clips with the other generator
+    *(item for item in CLIPS if not item.startswith(("base.model=", "base.critic=", "sample="))),
+    "data.sketch=edges",
+    "base.model={width: 32, depth: 2, heads: 2, dropout: 0.1, nearby: {frames: 2, height: 3, width: 3}, sketch_window: 3}",
+    "sample={fps: 8}",
+)
 QUIET_CLIPS = (
     "tokenizer.critic=null",
     "base.model={width: 32, depth: 2, heads: 2, dropout: 0}",
@@ -118,6 +124,17 @@ SMALL = {
             "tokenizer.critic={kind: clips, widths: [8, 8], start_step: 3, warmup_steps: 1, adaptive: true, penalty: {every: 2}}",
         ),
         quiet=(*QUIET_CLIPS, "tokenizer.model={kind: frames, widths: [16, 16, 16], blocks: [1, 1, 1]}"),
+    ),
+    "nuwa": Small(
+        lambda out: write_digits(out, 40, 0, image_size=32, frames=11),
+        (*ONE_BY_ONE, "tokenizer.model={kind: conv, widths: [8, 8, 8], blocks: [0, 0, 1], time_downsamples: 2}"),
+        quiet=(
+            "base.model={width: 32, depth: 2, heads: 2, dropout: 0, nearby: {frames: 2, height: 3, width: 3}, sketch_window: 3}",
+            "base.loss={text_dropout_prob: 0, length_dropout_prob: 0, sketch_dropout_prob: 0}",
+            "base.optim={lr: 1e-2, warmup_steps: 2, schedule: constant, weight_decay: 0}",
+            "tokenizer.model={kind: conv, widths: [16, 16, 16], blocks: [1, 1, 1], time_downsamples: 2}",
+            "data.image_share=null",
+        ),
     ),
     "muse": Small(
         lambda out: write_shapes(out, 40, 0, image_size=32),

@@ -27,7 +27,7 @@ from tessera.data.sources import Source
 from tessera.data.token_cache import TokenCache
 from tessera.data.tokens import TokenLoader
 from tessera.media.edges import edges
-from tessera.recipes.phenaki.config import PhenakiConfig
+from tessera.recipes.clips.config import MaskedClipsConfig
 from tessera.text.encoders import NoTextReader
 from tests.data.clip_makers import noise, save_apng, save_frames, save_gif
 
@@ -331,5 +331,5 @@ def test_what_cannot_be(tmp_path: Path) -> None:
             open_source(path, files)
     with pytest.raises(UserError, match="a Bare has no sketches"):
         ClipViews(Bare(), files, 1, 0)
-    with pytest.raises(ValueError, match="this recipe learns nothing from sketches"):
-        PhenakiConfig(data=VideoDataConfig(sketch="edges"))
+    with pytest.raises(ValueError, match="a masked generator learns nothing from sketches"):
+        MaskedClipsConfig(data=VideoDataConfig(sketch="edges"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -98,6 +100,51 @@ def test_memory_does_not_grow_with_a_clip() -> None:
     assert sizes == {3 * 4 * 8}
 
 
+# ---- scenes
+
+
+def told(net: GridAutoregressive, scenes: list[tuple[TextStates, int]], seeds: torch.Tensor, **options: Any) -> torch.Tensor:
+    given = {name: options.pop(name) for name in ("known", "negative", "sketch") if name in options}
+    sampler = GridSampler(GridWriter(net, GridSampleConfig(**options)))
+    return torch.cat(list(sampler.story(scenes, seeds, **given)), dim=1)
+
+
+@pytest.mark.parametrize(("near", "order", "codes"), CASES)
+def test_scenes_of_one_text_are_one_clip(near: str, order: str, codes: int | None) -> None:
+    """The ring goes on: what was drawn ahead of a change is drawn again, the same."""
+    net, text, seeds = generator(near, codes), words(2), torch.tensor([5, 6])
+    whole = drawn(net, text, seeds, 9, {"known": clips(2, 1, codes)}, order=order, guidance=2.0)
+    for lengths in ([1, 8], [2, 3, 4], [1, 1, 1, 6], [8, 1]):
+        scenes = [(text, length) for length in lengths]
+        assert torch.equal(told(net, scenes, seeds, known=clips(2, 1, codes), order=order, guidance=2.0), whole), lengths
+
+
+@pytest.mark.parametrize("near", ["window", "dilated"])
+def test_a_scene_sees_its_text_and_what_came_before_and_nothing_else_does(near: str) -> None:
+    net, seeds, first, second, third = generator(near), torch.tensor([5, 6]), *(words(2, 4, seed) for seed in (1, 2, 3))
+    ids = told(net, [(first, 3), (second, 3), (third, 2)], seeds, guidance=2.0)
+    slow = told(net, [(first, 3), (second, 3), (third, 2)], seeds, guidance=2.0, order="sequential")
+    assert torch.equal(ids, slow), "a wavefront changes the text where one cell after another does"
+    assert torch.equal(ids[:, :3], drawn(net, first, seeds, 3, guidance=2.0))
+    other = told(net, [(first, 3), (third, 3), (third, 2)], seeds, guidance=2.0)
+    assert torch.equal(other[:, :3], ids[:, :3])
+    assert not torch.equal(other[:, 3], ids[:, 3]), "the first frame of a scene has its text"
+    before = told(net, [(third, 3), (second, 3), (third, 2)], seeds, guidance=2.0)
+    assert not torch.equal(before[:, 3], ids[:, 3]), "and sees what came before"
+    assert torch.equal(told(net, [(words(2, 9, 1), 3), (second, 1)], seeds)[:, :3], drawn(net, words(2, 9, 1), seeds, 3))
+
+
+def test_a_first_frame_of_a_scene_has_the_logits_of_its_text() -> None:
+    """By the network as a whole. With one layer and a row, what is kept of earlier frames does not hang on their text."""
+    net, seeds, first, second = generator(depth=1), torch.tensor([5, 6]), words(2, 4, 1), words(2, 4, 2)
+    net.pooled.weight.data.zero_()  # it would say in every row's start what the text is
+    ids = told(net, [(first, 2), (second, 1)], seeds, guidance=1.0, temperature=0)
+    wanted = [net(ids, text, anything(2)).argmax(-1)[..., 0] for text in (first, second)]
+    assert torch.equal(ids[:, :2], wanted[0][:, :2])
+    assert torch.equal(ids[:, 2], wanted[1][:, 2])
+    assert not torch.equal(ids[:, 2], wanted[0][:, 2])
+
+
 # ---- the order
 
 
@@ -167,6 +214,8 @@ def test_what_cannot_be_drawn_is_refused() -> None:
     sampler = GridSampler(GridWriter(generator(), GridSampleConfig()))
     with pytest.raises(ValueError, match="0 frames"):
         sampler(words(1), torch.tensor([0]), 0)
+    with pytest.raises(ValueError, match="0 frames"):
+        sampler.story([(words(1), 3), (words(1), 0)], torch.tensor([0]))
     with pytest.raises(ValueError, match=r"known frames of shape \(1, 2, 3, 3\); expected \(1, 2, 3, 4\)"):
         sampler(words(1), torch.tensor([0]), 4, known=torch.zeros(1, 2, 3, 3, dtype=torch.long))
     with pytest.raises(ValueError, match="5 known frames of 4"):

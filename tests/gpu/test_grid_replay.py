@@ -7,19 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tessera.generators.autoregressive.grid_sample import GridSampleConfig, GridSampler, GridWriter, Setup, State
+from tessera.generators.autoregressive.grid_sample import GridSampleConfig, GridSampler, GridWriter
 from tessera.nn.nearby import Grid, Reach, sight_of
 from tests.generators.grid_toys import anything, clips, generator, words
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 DEVICE = torch.device("cuda")
-
-
-class Plain(GridSampler):
-    """Without recordings."""
-
-    def recorded(self, setup: Setup, state: State) -> None:
-        return None
 
 
 @pytest.mark.parametrize("near", ["window", "dilated", "whole"])
@@ -28,13 +21,22 @@ class Plain(GridSampler):
 def test_replay_is_the_plain_loop(near: str, codes: int | None, guidance: float) -> None:
     writer, known = GridWriter(generator(near, codes).to(DEVICE), GridSampleConfig(guidance=guidance)), clips(3, 2, codes)
     text, seeds, known = words(3).to(DEVICE), torch.arange(3, device=DEVICE), known.to(DEVICE)
-    plain, sampler = torch.cat(list(Plain(writer)(text, seeds, 9, known=known)), dim=1), GridSampler(writer)
+    plain, sampler = torch.cat(list(GridSampler(writer, recorded=False)(text, seeds, 9, known=known)), dim=1), GridSampler(writer)
     for _ in range(2):  # the second time nothing is recorded anew
         assert torch.equal(torch.cat(list(sampler(text, seeds, 9, known=known)), dim=1), plain)
     assert len(sampler.recordings) == 1
     longer = torch.cat(list(sampler(text, seeds, 20, known=known)), dim=1)
     assert len(sampler.recordings) == 1, "nor for longer clips"
     assert torch.equal(longer[:, :9], plain)
+
+
+def test_scenes_replay_as_the_plain_loop_draws_them() -> None:
+    writer = GridWriter(generator().to(DEVICE), GridSampleConfig())
+    scenes, seeds = [(words(3, 4, seed).to(DEVICE), 4) for seed in (1, 2, 1)], torch.arange(3, device=DEVICE)
+    plain, sampler = torch.cat(list(GridSampler(writer, recorded=False).story(scenes, seeds)), dim=1), GridSampler(writer)
+    for _ in range(2):
+        assert torch.equal(torch.cat(list(sampler.story(scenes, seeds)), dim=1), plain)
+    assert len(sampler.recordings) == 1
 
 
 def test_bf16_draws_tokens() -> None:

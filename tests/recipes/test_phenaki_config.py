@@ -11,8 +11,8 @@ import torch
 from tessera import pipeline
 from tessera.config import UserError
 from tessera.nn.quantizers import FSQConfig, ResidualConfig, VQConfig
-from tessera.recipes.phenaki.config import PhenakiConfig
-from tessera.recipes.phenaki.stages import adopt, steps
+from tessera.recipes.clips.config import MaskedClipsConfig
+from tessera.recipes.clips.stages import adopt, steps
 from tessera.staging import config_of
 from tests.small import generated, pictures, workshop
 
@@ -60,7 +60,7 @@ def test_a_tokenizer_from_elsewhere_decides_what_fits(model: str, sets: tuple[st
     """Not the one that the preset would have trained, whose strides are 8 and 4."""
     other = resolved(f"tokenizer.model={model}")
     made = adopt(resolved("base.needs.tokenizer=/other/tokenizer", *sets), lambda origin: other)
-    assert isinstance(made, PhenakiConfig)
+    assert isinstance(made, MaskedClipsConfig)
     assert (made.tokenizer.model, made.grid) == (other.tokenizer.model, grid)
     with pytest.raises(UserError, match=r"with the tokenizer of /other/tokenizer: sample.overlap 99 leaves no room"):
         adopt(resolved("base.needs.tokenizer=/other/tokenizer", *sets, "sample.overlap=99"), lambda origin: other)
@@ -98,7 +98,7 @@ def test_a_tokenizer_from_elsewhere_brings_its_architecture() -> None:
     for wrong, said in (
         (
             pipeline.resolve("meshgpt", preset="tiny", sets=["tokenizer.kind=graph"]),
-            "is of recipe meshgpt and holds no tokenizer of clips or pictures; name RUN/tokenizer of a phenaki or a muse run",
+            "is of recipe meshgpt and holds no tokenizer of clips or pictures; name RUN/tokenizer of a phenaki, nuwa or muse run",
         ),
         (pipeline.resolve("muse", sets=["data.channels=1"]), "was trained on pictures of 1 channels, data.channels is 3"),
         (resolved("data.channels=1"), "was trained on clips of 1 channels, data.channels is 3; set data.channels=1"),

@@ -10,7 +10,8 @@ import torch
 from tessera.config import UserError
 from tessera.contracts import Scene
 from tessera.generators.masked.windows import Span
-from tessera.recipes.phenaki.drawing import hold, kept_frames, refuse_between_places, spans_of, takes_of
+from tessera.recipes.clips.given import hold, kept_frames, refuse_between_places
+from tessera.recipes.clips.scenes import spans_of, takes_of
 
 
 def scene(frames: int, overlap: int | None = None) -> Scene:

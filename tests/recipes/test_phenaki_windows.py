@@ -10,8 +10,8 @@ import torch
 from tessera import pipeline
 from tessera.config import UserError
 from tessera.contracts import Chunk, Scene
+from tessera.recipes.clips.drawing import Animator
 from tessera.recipes.phenaki import PHENAKI
-from tessera.recipes.phenaki.drawing import Animator
 
 SETS = (
     "engine.device=cpu", "data.resolution=16", "tokenizer.model={widths: [8, 8, 8], blocks: [0, 0, 0]}", "text.kind=none",

@@ -17,39 +17,19 @@ from tessera import pipeline
 from tessera.config import UserError
 from tessera.contracts import Chunk, Scene
 from tessera.media.clip_files import encode_gif
-from tessera.media.clips import Clip, Frames, read_clip
+from tessera.media.clips import Clip, read_clip
 from tessera.recipes import RECIPES
-from tessera.recipes.phenaki.drawing import Animator
+from tessera.recipes.clips.drawing import Animator
 from tessera.sampling.package import export_run
 from tessera.sampling.session import Session, load
 from tests.cli.conftest import tessera
+from tests.sampling.bars import CLIPS, bar, same, write_bars
 
 __all__ = ["tessera"]
 
 Run = Callable[..., Any]
 SUFFIXES = (".gif", ".mp4", ".png", ".json")
-SETS = {
-    "engine.device": "cpu",
-    "engine.log_every_steps": "1",
-    "engine.validate_every_steps": "3",
-    "engine.preview_every_steps": "3",
-    "engine.preview_samples": "2",
-    "engine.save_every_steps": "3",
-    "data.resolution": "16",
-    "data.frames": "9",
-    "data.validation_fraction": "0.2",
-    "text": "{kind: bytes, length: 24, width: 16, depth: 1, heads: 2}",
-    "tokenizer.batch_size": "4",
-    "tokenizer.model": "{widths: [8, 8, 8], blocks: [0, 0, 0], time_downsamples: 1}",
-    "tokenizer.optim": "{lr: 1.0e-2, warmup_steps: 0}",
-    "base.batch_size": "4",
-    "base.model": "{width: 16, depth: 1, heads: 2}",
-    "base.optim": "{lr: 3.0e-2, warmup_steps: 0}",
-    "base.ema_decay": "0.5",
-    "sample.steps": "2",
-    "sample.overlap": "4",
-    "sample.chunk": "2",
-}
+SETS = CLIPS | {"base.model": "{width: 16, depth: 1, heads: 2}", "sample.steps": "2", "sample.overlap": "4"}
 STORY = [
     {"prompt": "left", "frames": 9},
     {"prompt": "right", "frames": 6, "overlap": 4},
@@ -57,23 +37,11 @@ STORY = [
 ]
 
 
-def bar(place: int, frames: int, step: int) -> Frames:
-    """A white bar that moves."""
-    clip = np.zeros((frames, 16, 16, 3), np.uint8)
-    for index in range(frames):
-        clip[index, :, (place + step * index) % 16] = 255
-    return clip
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three steps of each stage; time stride 2, so training clips are 5 steps of 4 x 4 tokens."""
     folder = tmp_path_factory.mktemp("phenaki")
-    (folder / "data").mkdir()
-    for index in range(16):
-        words, step = (("left", -1), ("right", 1))[index % 2]
-        (folder / "data" / f"{index}.gif").write_bytes(encode_gif(Clip(bar(index, 9 if index % 3 else 4, step), 10.0)))
-        (folder / "data" / f"{index}.txt").write_text(words)
+    write_bars(folder / "data")
     sets = [f"{name}={value}" for name, value in SETS.items()]
     config = pipeline.resolve("phenaki", preset="tiny", data=str(folder / "data"), steps=3, sets=sets)
     return pipeline.train(config, run=folder / "run")
@@ -82,12 +50,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def session(run: Path) -> Session:
     return load(run, device="cpu")
-
-
-def same(first: list[Clip], second: list[Clip]) -> bool:
-    return len(first) == len(second) and all(
-        np.array_equal(a.frames, b.frames) and a.fps == b.fps for a, b in zip(first, second, strict=True)
-    )
 
 
 def test_previews_move_and_lie_still(run: Path) -> None:

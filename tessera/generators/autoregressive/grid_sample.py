@@ -7,8 +7,8 @@ are finished. Shapes never change: one pass is recorded once and replayed on a G
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -53,6 +53,7 @@ class Setup:
 
     plan: Plan
     seeds: Tensor  # b int64
+    first: Tensor  # 1 int64: frames before this one are finished
     start: Tensor  # b or 2b, d: what rows start with
     states: Tensor  # b or 2b, m c: text
     mask: Tensor  # b or 2b, m bool
@@ -107,19 +108,33 @@ class GridWriter:
     ) -> tuple[Setup, State]:  # fmt: skip
         """Everything on the device, before the first pass."""
         net, device, size = self.net, seeds.device, len(seeds)
-        plan = self.plan(device)
-        if self.guided:
-            none = text.without(torch.ones(size, dtype=torch.bool, device=device)) if negative is None else negative
-            text, lengths = text.joined(none), torch.cat([lengths, lengths])
-        with sampling_precision(device, self.bf16):
-            states, mask = net.context_of(text)
-            start = net.row_start(text, length_class(lengths))
-        kind = torch.bfloat16 if self.bf16 else torch.float32
-        kept = torch.zeros(len(net.blocks), 2, len(mask), net.heads, plan.ring.size, net.head_width, dtype=kind, device=device)
+        plan, zero = self.plan(device), torch.zeros(1, dtype=torch.long, device=device)
+        start, states, mask = self.told(text, negative, lengths)
+        rows, kind = len(mask), states.dtype
+        kept = torch.zeros(len(net.blocks), 2, rows, net.heads, plan.ring.size, net.head_width, dtype=kind, device=device)
         parts = torch.zeros(size, self.cells(plan).size, len(net.sizes), dtype=torch.long, device=device)
         given = parts[:, :0] if known is None else net.split(known).flatten(1, 3)
-        setup = Setup(plan, seeds, start.to(kind), states.to(kind), mask, kept, parts, given, self.sketch(sketch, seeds))
-        return setup, State(torch.zeros(1, dtype=torch.long, device=device))
+        setup = Setup(plan, seeds, zero, start, states, mask, kept, parts, given, self.sketch(sketch, seeds))
+        return setup, State(zero.clone())
+
+    def told(self, text: TextStates, negative: TextStates | None, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What rows start with, states and mask of the text, of all branches."""
+        if self.guided:
+            none = text.without(torch.ones_like(text.mask[:, 0])) if negative is None else negative
+            text, lengths = text.joined(none), torch.cat([lengths, lengths])
+        with sampling_precision(lengths.device, self.bf16):
+            states, mask = self.net.context_of(text)
+            start = self.net.row_start(text, length_class(lengths))
+        kind = torch.bfloat16 if self.bf16 else torch.float32
+        return start.to(kind), states.to(kind), mask
+
+    def go_on(self, setup: Setup, first: int, told: tuple[Tensor, Tensor, Tensor]) -> tuple[Setup, State]:
+        """The same clips from frame `first` on under another text. What was drawn ahead of it is drawn again; what lies before it
+        is seen as it was."""
+        start, states, mask = told
+        number = torch.full_like(setup.first, setup.plan.schedule.frame_step * first)
+        changed = replace(setup, first=torch.full_like(setup.first, first), start=start, states=states, mask=mask)
+        return changed, State(number)
 
     def sketch(self, sketch: Tensor | None, seeds: Tensor) -> Tensor | None:
         """As cells one after another, of all branches."""
@@ -142,7 +157,7 @@ class GridWriter:
         back, row, column, there = (
             part.index_select(0, phase)[0] for part in (plan.table.back, plan.table.row, plan.table.column, plan.table.there)
         )
-        there = there & (back <= newest)
+        there = there & (back <= newest) & (newest - back >= setup.first)
         slot = Slot((newest - back).clamp(min=0), row, column)
         cell = row * cells.slots + column
         with sampling_precision(setup.seeds.device, self.bf16):
@@ -199,8 +214,8 @@ class GridSampler:
     """Whole clips, of any length. On a GPU passes are recorded, once for each size of batch, text and known frames; weights are
     read where they lie."""
 
-    def __init__(self, writer: GridWriter) -> None:
-        self.writer = writer
+    def __init__(self, writer: GridWriter, recorded: bool = True) -> None:
+        self.writer, self.records = writer, recorded
         self.recordings: dict[tuple[Any, ...], Recording[Setup, State]] = {}
         self.drawing: object = None  # the clips that are being drawn
 
@@ -212,35 +227,53 @@ class GridSampler:
         among them. `lengths` b are numbers of frames to tell the network, 0 for any. A sketch has the shape of known frames; the
         network's `nothing` stands where it has none, and those behind its end have none. What is drawn first must be finished
         before the same sampler draws more."""
-        self.check(frames, seeds, known, sketch)
+        return self.story([(text, frames)], seeds, negative=negative, lengths=lengths, known=known, sketch=sketch)
+
+    def story(
+        self, scenes: Sequence[tuple[TextStates, int]], seeds: Tensor, *, negative: TextStates | None = None,
+        lengths: Tensor | None = None, known: Tensor | None = None, sketch: Tensor | None = None,
+    ) -> Iterator[Tensor]:  # fmt: skip
+        """The same with scenes: texts, and the frames that each adds. A scene sees the frames before it, and they do not see its
+        text."""
+        for _, frames in scenes:
+            if frames < 1:
+                raise ValueError(f"{frames} frames; ask for 1 or more")
+        self.check(sum(frames for _, frames in scenes), seeds, known, sketch)
         wanted = torch.zeros_like(seeds) if lengths is None else lengths
         with torch.no_grad():
-            setup, state = self.writer.prepare(text, seeds, negative, wanted, known, sketch)
-        return self.frames(setup, state, frames)
+            setup, state = self.writer.prepare(scenes[0][0], seeds, negative, wanted, known, sketch)
+            told = [self.writer.told(text, negative, wanted) for text, _ in scenes[1:]]
+        return self.frames(setup, state, [frames for _, frames in scenes], told)
 
     @torch.no_grad()
-    def frames(self, setup: Setup, state: State, count: int) -> Iterator[Tensor]:
-        """So many, once all is prepared."""
+    def frames(
+        self, setup: Setup, state: State, counts: Sequence[int], told: Sequence[tuple[Tensor, Tensor, Tensor]]
+    ) -> Iterator[Tensor]:
+        """So many of each scene, once all is prepared."""
         schedule, grid, ring = setup.plan.schedule, setup.plan.grid, self.writer.cells(setup.plan)
-        recording = self.recorded(setup, state)
         self.drawing, done, area = (own := object()), 0, ring.rows * ring.slots
-        for number in range(schedule.last(count - 1, grid) + 1):
-            if self.drawing is not own:
-                raise RuntimeError("this sampler has begun other clips before these were finished; use a sampler for each")
-            if recording is None:
-                state = self.writer.step_once(setup, state)
-            else:
-                recording.play()
-                setup = recording.setup
-            if number == schedule.last(done, grid):
-                first = done % ring.frames * area
-                parts = setup.parts[:, first : first + area].clone().unflatten(1, (1, ring.rows, ring.slots))
-                done += 1
-                yield self.writer.net.join(parts)
+        for scene, count in enumerate(counts):
+            if scene:
+                setup, state = self.writer.go_on(setup, done, told[scene - 1])
+            recording = self.recorded(setup, state)
+            last = schedule.last(done + count - 1, grid) + (scene + 1 < len(counts))  # its last cell must be seen by others
+            for number in range(schedule.frame_step * done, last + 1):
+                if self.drawing is not own:
+                    raise RuntimeError("this sampler has begun other clips before these were finished; use a sampler for each")
+                if recording is None:
+                    state = self.writer.step_once(setup, state)
+                else:
+                    recording.play()
+                    setup = recording.setup
+                if number == schedule.last(done, grid):  # the next frame is finished
+                    first = done % ring.frames * area
+                    parts = setup.parts[:, first : first + area].clone().unflatten(1, (1, ring.rows, ring.slots))
+                    done += 1
+                    yield self.writer.net.join(parts)
 
     def recorded(self, setup: Setup, state: State) -> Recording[Setup, State] | None:
-        """One pass, ready to play; None where there is no GPU."""
-        if state.number.device.type != "cuda":
+        """One pass, ready to play; None where there is no GPU, or nothing is to be recorded."""
+        if not self.records or state.number.device.type != "cuda":
             return None
         shapes = shapes_of(setup, state)
         if shapes not in self.recordings:
@@ -250,8 +283,6 @@ class GridSampler:
 
     def check(self, frames: int, seeds: Tensor, known: Tensor | None, sketch: Tensor | None) -> None:
         """What is asked for, before anything is drawn."""
-        if frames < 1:
-            raise ValueError(f"{frames} frames; ask for 1 or more")
         net = self.writer.net
         for name, given in (("known frames", known), ("sketch", sketch)):
             if given is None:

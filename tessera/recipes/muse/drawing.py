@@ -19,7 +19,8 @@ from tessera.contracts import Chunk, Nets
 from tessera.generators.masked.sample import MaskedSampleConfig
 from tessera.media.images import to_picture
 from tessera.randomness import mix_text, uniform
-from tessera.recipes.masked import TokenDrawer, encode_exactly, judged_batch, options_of, token_loss
+from tessera.recipes.generator import encode_exactly, judged_batch
+from tessera.recipes.masked import TokenDrawer, options_of, token_loss
 from tessera.recipes.muse.config import MuseConfig, MuseSampleConfig
 from tessera.recipes.precision import full_precision
 

@@ -24,7 +24,8 @@ from tessera.media.sheets import sheet
 from tessera.nn.perceptual import load_vgg16
 from tessera.nn.similarity import psnr
 from tessera.recipes.captions import settle_captions, training_text
-from tessera.recipes.masked import draw_preview, encode_exactly, facts_of, masked_nets, masked_step
+from tessera.recipes.generator import encode_exactly, facts_of
+from tessera.recipes.masked import draw_preview, masked_nets, masked_step
 from tessera.recipes.muse.config import MuseConfig, grid_of
 from tessera.recipes.muse.drawing import pictures
 from tessera.tokenizers.image.model import ImageTokenizer

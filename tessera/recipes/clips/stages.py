@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from tessera.batches import TokenBatch, VideoBatch, num_frames, to_uint8
 from tessera.config import Layer, UserError, build, layer_of
@@ -20,7 +20,6 @@ from tessera.data.prepare import TokenPlan, write_tokens
 from tessera.data.sources import Source
 from tessera.data.token_cache import TokenCache
 from tessera.data.tokens import TokenLoader
-from tessera.generators.masked.frames import plain_frames
 from tessera.media.clip_facts import DEFAULT_FPS
 from tessera.media.clip_files import frame_sheet, grid_gif
 from tessera.media.clips import Clip
@@ -28,8 +27,9 @@ from tessera.media.images import encode_png
 from tessera.nn.perceptual import load_vgg16
 from tessera.nn.similarity import psnr
 from tessera.recipes.captions import settle_captions, training_text
-from tessera.recipes.masked import draw_preview, encode_exactly, facts_of, masked_nets, masked_step
-from tessera.recipes.phenaki.config import PhenakiConfig, refuse_sizes
+from tessera.recipes.clips.config import ClipsConfig, refuse_sizes
+from tessera.recipes.clips.drawing import generator_of
+from tessera.recipes.generator import encode_exactly, facts_of, generator_step
 from tessera.tokenizers.image.model import ImageTokenizerConfig
 from tessera.tokenizers.video.critic import frames_of
 from tessera.tokenizers.video.frames import FramesConfig
@@ -40,12 +40,12 @@ from tessera.tokenizers.video.stage import build_stage
 PREVIEW_SIDE = 96  # pixels that a frame of a preview has at least
 
 
-def steps(config: PhenakiConfig) -> Sequence[Train]:
+def steps(config: ClipsConfig) -> Sequence[Train]:
     """Tokenizer, then base."""
     return [tokenizer_step(config), base_step(config)]
 
 
-def adopt(config: PhenakiConfig, read: Callable[[str], Any]) -> PhenakiConfig:
+def adopt(config: ClipsConfig, read: Callable[[str], Any]) -> ClipsConfig:
     """A tokenizer that comes from elsewhere brings its own architecture; one of pictures is used frame by frame."""
     if config.base.needs.tokenizer is None:
         return config
@@ -55,7 +55,7 @@ def adopt(config: PhenakiConfig, read: Callable[[str], Any]) -> PhenakiConfig:
     if not still and not isinstance(model, Backbone):
         raise UserError(
             f"{origin} is of recipe {other.recipe} and holds no tokenizer of clips or pictures; name RUN/tokenizer of a "
-            f"{config.recipe} or a muse run"
+            f"phenaki, nuwa or muse run"
         )
     if other.data.channels != config.data.channels:
         raise UserError(
@@ -66,8 +66,7 @@ def adopt(config: PhenakiConfig, read: Callable[[str], Any]) -> PhenakiConfig:
         "tokenizer": {"model": (FramesConfig.of(model) if still else model).model_dump(mode="json")},
         "base": {"needs": {"tokenizer": origin}},
     }
-    made = build(PhenakiConfig, [layer_of(config, "config"), Layer.of(changes, "the tokenizer that needs.tokenizer names")])
-    assert isinstance(made, PhenakiConfig)
+    made = build(type(config), [layer_of(config, "config"), Layer.of(changes, "the tokenizer that needs.tokenizer names")])
     try:
         refuse_sizes(made)
     except ValueError as error:
@@ -75,7 +74,7 @@ def adopt(config: PhenakiConfig, read: Callable[[str], Any]) -> PhenakiConfig:
     return made
 
 
-def settle(config: PhenakiConfig, source: Source) -> PhenakiConfig:
+def settle(config: ClipsConfig, source: Source) -> ClipsConfig:
     """What only the data knows: how captions are read, and how fast clips are shown."""
     text = settle_captions(config.text, source, config.data.validation_fraction)
     sample = config.sample
@@ -88,7 +87,7 @@ def settle(config: PhenakiConfig, source: Source) -> PhenakiConfig:
 # --- tokenizer
 
 
-def tokenizer_step(config: PhenakiConfig) -> Train:
+def tokenizer_step(config: ClipsConfig) -> Train:
     """Stage 1."""
 
     def build_tokenizer() -> Stage:
@@ -108,7 +107,7 @@ def tokenizer_step(config: PhenakiConfig) -> Train:
     )
 
 
-def preview_reconstructions(config: PhenakiConfig, raw: Nets, averaged: Nets, batch: VideoBatch, context: Context) -> Preview:
+def preview_reconstructions(config: ClipsConfig, raw: Nets, averaged: Nets, batch: VideoBatch, context: Context) -> Preview:
     """Three rows: the clips, and what averaged and raw weights make of them."""
     rows = {"real": batch.frames}
     facts: dict[str, object] = {"keys": list(batch.keys), "captions": list(batch.captions)}
@@ -120,7 +119,7 @@ def preview_reconstructions(config: PhenakiConfig, raw: Nets, averaged: Nets, ba
 
 
 def preview_of(
-    config: PhenakiConfig, rows: Mapping[str, Tensor], lengths: Sequence[int], captions: Sequence[str | None], facts: Any
+    config: ClipsConfig, rows: Mapping[str, Tensor], lengths: Sequence[int], captions: Sequence[str | None], facts: Any
 ) -> Preview:
     """Named rows of clips, b c t h w, as a gif in which all of them move, and as a sheet of frames."""
     fps, scale = config.sample.fps or DEFAULT_FPS, max(1, PREVIEW_SIDE // config.data.resolution)
@@ -141,7 +140,7 @@ def clips_of(frames: Tensor, lengths: Sequence[int], fps: float) -> list[Clip]:
 # --- generator
 
 
-def base_step(config: PhenakiConfig) -> Train:
+def base_step(config: ClipsConfig) -> Train:
     """Stage 2: the tokens of clips."""
     model = config.tokenizer.model
 
@@ -152,19 +151,17 @@ def base_step(config: PhenakiConfig) -> Train:
         tokens = write_tokens(feed, plan, partial(encode_exactly, nets["tokenizer"]), views)
         return TokenLoader(feed, TokenCache(tokens), training_text(config.text, feed))
 
-    def make_nets() -> dict[str, nn.Module]:
-        return masked_nets(config.text, config.base, model.quantizer.vocab_size, config.grid)
-
-    preview = partial(preview_base, config)
-    return masked_step("base", config.base, config.text, make_nets, feed, preview, {"tokenizer": "tokenizer"})
+    made, preview = generator_of(config), partial(preview_base, config)
+    return generator_step("base", config.base, config.text, made.nets, made.stage, feed, preview, {"tokenizer": "tokenizer"})
 
 
-def preview_base(config: PhenakiConfig, raw: Nets, averaged: Nets, batch: TokenBatch, context: Context) -> Preview:
-    """Two rows: what the tokenizer keeps of the fixed samples, and what the generator draws from their captions, as long."""
+def preview_base(config: ClipsConfig, raw: Nets, averaged: Nets, batch: TokenBatch, context: Context) -> Preview:
+    """What the tokenizer keeps of the fixed samples, of their sketches, where there are any, and what the generator draws from
+    their captions, as long."""
     tokenizer: Any = averaged["tokenizer"]
     assert batch.lengths is not None
-    present = plain_frames(batch.lengths, batch.ids.shape[1]).present
-    ids, seeds = draw_preview(config.sample, averaged, batch, frames=present)
-    rows = {"tokenizer": tokenizer.decode(batch.ids), "drawn": tokenizer.decode(ids.view_as(batch.ids))}
+    ids, seeds = generator_of(config).preview(averaged, batch)
+    sketches = {} if batch.sketch is None else {"sketch": tokenizer.decode(batch.sketch)}
+    rows = {"tokenizer": tokenizer.decode(batch.ids), **sketches, "drawn": tokenizer.decode(ids)}
     lengths = [num_frames(length, config.tokenizer.model.time_stride) for length in batch.lengths.tolist()]
     return preview_of(config, rows, lengths, batch.captions, facts_of(batch, seeds))

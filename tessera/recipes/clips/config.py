@@ -1,4 +1,5 @@
-"""The root config of the recipe, and its presets."""
+"""The root config of recipes of clips. Tokenizer, data and measures are the same whatever draws; `base` and `sample` are those of
+one generator or the other, and `base.model.kind` says which."""
 
 from __future__ import annotations
 
@@ -7,23 +8,26 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from tessera.batches import num_frames, num_latent
-from tessera.config import MAX_FPS, Config, EngineConfig, OptimConfig, VideoDataConfig, VideoEvaluateConfig
+from tessera.config import MAX_FPS, Config, EngineConfig, VideoDataConfig, VideoEvaluateConfig
+from tessera.generators.autoregressive.grid_model import GridConfig
+from tessera.generators.autoregressive.grid_sample import GridSampleConfig
+from tessera.generators.autoregressive.grid_stage import GridStageConfig
 from tessera.generators.masked.frames import FrameMaskConfig
 from tessera.generators.masked.losses import MaskedLossConfig
-from tessera.generators.masked.model import MaskedConfig
 from tessera.generators.masked.sample import MaskedSampleConfig
 from tessera.generators.masked.stage import MaskedStageConfig
-from tessera.nn.quantizers import FSQConfig, ResidualConfig
+from tessera.nn.quantizers import ResidualConfig
 from tessera.recipes.needs import NeedsConfig
 from tessera.recipes.sizes import refuse_halvings, refuse_resolution
 from tessera.text.encoders import ByteTextConfig, TextConfig
-from tessera.tokenizers.video.conv import CausalConvConfig
 from tessera.tokenizers.video.cvivit import CViViTConfig
 from tessera.tokenizers.video.model import VideoTokenizerConfig
 from tessera.tokenizers.video.stage import VideoTokenizerStageConfig
 
+KIND = "base.model.kind"  # the key that chooses between the generators
 
-class BaseConfig(MaskedStageConfig):
+
+class MaskedBaseConfig(MaskedStageConfig):
     """Training of the generator."""
 
     loss: MaskedLossConfig = MaskedLossConfig(frames=FrameMaskConfig())
@@ -34,25 +38,45 @@ class BaseConfig(MaskedStageConfig):
     """Where its tokens come from."""
 
 
-class PhenakiSampleConfig(MaskedSampleConfig):
-    """How clips are drawn; each value can be changed per call."""
+class AutoregressiveBaseConfig(GridStageConfig):
+    """Training of the generator."""
+
+    model: GridConfig = GridConfig(width=384, depth=10, heads=6)
+    """The network."""
+    batch_size: int = Field(128, ge=1)
+    """Samples per update, over all ranks."""
+    needs: NeedsConfig = NeedsConfig()
+    """Where its tokens come from."""
+
+
+class ClipSampleConfig(Config):
+    """What is asked of clips, whatever draws them."""
 
     frames: int | None = Field(None, ge=1, le=1_000_000)
-    """Frames of a clip; null: as many as a training clip has. A longer one is drawn window by window. 1 draws a picture."""
-    overlap: int | None = Field(None, ge=1)
-    """Frames that a window takes over from the one before, in whole tokens; the rest of it is new. null: half of it."""
+    """Frames of a clip; null: as many as a training clip has. A longer one goes on from its last frames. 1 draws a picture."""
     fps: float | None = Field(None, gt=0, le=MAX_FPS)
     """Frames a second of the files; null: as the training data has them."""
     chunk: int = Field(8, ge=1, le=1024)
     """Clips drawn at once. Always so many: the last chunk is padded, so a clip never depends on what else is asked."""
+
+
+class MaskedClipSampleConfig(ClipSampleConfig, MaskedSampleConfig):
+    """How clips are drawn; each value can be changed per call."""
+
+    overlap: int | None = Field(None, ge=1)
+    """Frames that a window takes over from the one before, in whole tokens; the rest of it is new. null: half of it."""
     compile: bool = False
     """Compile the networks before the first clip, which takes half a minute or more. For many clips on a GPU, or long ones."""
 
 
-class PhenakiConfig(Config):
-    """Root config of the recipe."""
+class AutoregressiveClipSampleConfig(ClipSampleConfig, GridSampleConfig):
+    """How clips are drawn; each value can be changed per call."""
 
-    recipe: Literal["phenaki"] = "phenaki"
+
+class ClipsConfig(Config):
+    """What both root configs have."""
+
+    recipe: Literal["phenaki", "nuwa"] = "phenaki"
     """The recipe's name."""
     preset: Literal["tiny", "small", "base", "large"] = "small"
     """Where the values come from that neither the file nor --set names."""
@@ -64,19 +88,17 @@ class PhenakiConfig(Config):
     """How captions are read."""
     tokenizer: VideoTokenizerStageConfig = VideoTokenizerStageConfig()
     """Stage 1: clips to tokens."""
-    base: BaseConfig = BaseConfig()
+    base: MaskedBaseConfig | AutoregressiveBaseConfig
     """Stage 2: captions to tokens."""
     engine: EngineConfig = EngineConfig()
     """How training runs."""
-    sample: PhenakiSampleConfig = PhenakiSampleConfig()
+    sample: MaskedClipSampleConfig | AutoregressiveClipSampleConfig
     """How clips are drawn."""
     evaluate: VideoEvaluateConfig = VideoEvaluateConfig()
     """How the trained model is judged."""
 
     @model_validator(mode="after")
-    def _fits(self) -> PhenakiConfig:
-        if self.data.sketch != "none":
-            raise ValueError(f"data.sketch is {self.data.sketch}, and this recipe learns nothing from sketches; leave it out")
+    def _fits(self) -> ClipsConfig:
         if self.base.needs.tokenizer is None:  # else the tokenizer is not known before it is opened
             refuse_sizes(self)
             refuse_untrained(self)
@@ -88,6 +110,53 @@ class PhenakiConfig(Config):
         return grid_of(self.tokenizer.model, self.data)
 
 
+class MaskedClipsConfig(ClipsConfig):
+    """A masked generator."""
+
+    base: MaskedBaseConfig = MaskedBaseConfig()
+    """Stage 2: captions to tokens."""
+    sample: MaskedClipSampleConfig = MaskedClipSampleConfig()
+    """How clips are drawn."""
+
+    @model_validator(mode="after")
+    def _no_sketches(self) -> MaskedClipsConfig:
+        if self.data.sketch != "none":
+            raise ValueError(
+                f"data.sketch is {self.data.sketch}, and a masked generator learns nothing from sketches; leave it out, or set "
+                f"{KIND}=autoregressive"
+            )
+        return self
+
+
+class AutoregressiveClipsConfig(ClipsConfig):
+    """An autoregressive generator."""
+
+    recipe: Literal["phenaki", "nuwa"] = "nuwa"
+    """The recipe's name."""
+    base: AutoregressiveBaseConfig = AutoregressiveBaseConfig()
+    """Stage 2: captions to tokens."""
+    sample: AutoregressiveClipSampleConfig = AutoregressiveClipSampleConfig()
+    """How clips are drawn."""
+
+    @model_validator(mode="after")
+    def _sketches(self) -> AutoregressiveClipsConfig:
+        source, window = self.data.sketch, self.base.model.sketch_window
+        if source != "none" and not window:
+            raise ValueError(f"data.sketch is {source}, and base.model.sketch_window 0 looks at no sketch; set it to 3")
+        if source == "none" and window:
+            raise ValueError(
+                f"base.model.sketch_window is {window}, and data.sketch none brings no sketches; set data.sketch to edges or "
+                f"files, or the window to 0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _order(self) -> AutoregressiveClipsConfig:
+        if self.base.model.nearby.whole and self.sample.order == "wavefront":
+            raise ValueError("sample.order wavefront needs a window, and base.model.nearby.whole sees whole frames; use auto")
+        return self
+
+
 def grid_of(model: VideoTokenizerConfig, data: VideoDataConfig) -> tuple[int, ...]:
     """Steps of time, rows, columns, and codes a place where there are several."""
     steps, side = num_latent(data.frames, model.time_stride), data.resolution // model.stride
@@ -95,9 +164,9 @@ def grid_of(model: VideoTokenizerConfig, data: VideoDataConfig) -> tuple[int, ..
     return (steps, side, side, quantizer.num_quantizers) if isinstance(quantizer, ResidualConfig) else (steps, side, side)
 
 
-def refuse_sizes(config: PhenakiConfig) -> None:
+def refuse_sizes(config: ClipsConfig) -> None:
     """Frames, tokens and windows that do not fit each other."""
-    model, data, overlap, most = config.tokenizer.model, config.data, config.sample.overlap, largest_overlap(config)
+    model, data = config.tokenizer.model, config.data
     refuse_resolution(data.resolution, model.stride)
     if (data.frames - 1) % model.time_stride:
         more = num_frames(num_latent(data.frames, model.time_stride), model.time_stride)
@@ -105,6 +174,9 @@ def refuse_sizes(config: PhenakiConfig) -> None:
             f"data.frames {data.frames} is not 1 more than a multiple of the tokenizer's time stride {model.time_stride}; "
             f"use {more - model.time_stride} or {more}"
         )
+    if not isinstance(config, MaskedClipsConfig):
+        return
+    overlap, most = config.sample.overlap, largest_overlap(config)
     if overlap is not None and overlap > most:
         raise ValueError(
             f"sample.overlap {overlap} leaves no room for new frames in a window of {data.frames}; "
@@ -112,7 +184,7 @@ def refuse_sizes(config: PhenakiConfig) -> None:
         )
 
 
-def refuse_untrained(config: PhenakiConfig) -> None:
+def refuse_untrained(config: ClipsConfig) -> None:
     """A tokenizer that this run trains on clips that are too small for it, or for its critic."""
     model, data, critic = config.tokenizer.model, config.data, config.tokenizer.critic
     if isinstance(model, CViViTConfig) and model.window > config.grid[0]:
@@ -125,86 +197,6 @@ def refuse_untrained(config: PhenakiConfig) -> None:
         refuse_halvings(critic.widths, data.resolution, "frame")
 
 
-def largest_overlap(config: PhenakiConfig) -> int:
+def largest_overlap(config: ClipsConfig) -> int:
     """Frames that a window can take over at most: it has no first latent then, and one is new. 0: it cannot go on."""
     return max(0, config.grid[0] - 2) * config.tokenizer.model.time_stride
-
-
-GENERATOR_OPTIM = OptimConfig(lr=3e-4, betas=(0.9, 0.98), weight_decay=0.03, warmup_steps=5000)
-
-
-def tiny() -> PhenakiConfig:
-    """For a CPU: 9 frames of 32 px, 3 x 8 x 8 tokens of 1,000 codes, five minutes on two cores (docs/recipes/phenaki.md)."""
-    return PhenakiConfig(
-        preset="tiny",
-        data=VideoDataConfig(resolution=32, frames=9, start="first", workers=0),
-        text=ByteTextConfig(length=64, width=64, depth=1, heads=4),
-        tokenizer=VideoTokenizerStageConfig(
-            model=CausalConvConfig(widths=(16, 32, 64), blocks=(0, 1, 1)),
-            critic=None,
-            optim=OptimConfig(lr=3e-3, warmup_steps=20),
-            ema_decay=0.99,
-            batch_size=4,
-            steps=1200,
-        ),
-        base=BaseConfig(
-            model=MaskedConfig(width=64, depth=4, heads=4),
-            loss=MaskedLossConfig(frames=FrameMaskConfig(prefix_prob=0.1, between_prob=0.05, later_prob=0.1, shorter_prob=0.05)),
-            optim=OptimConfig(lr=3e-3, betas=(0.9, 0.98), weight_decay=0.03, warmup_steps=50),
-            ema_decay=0.99,
-            batch_size=16,
-            steps=1000,
-        ),
-        engine=EngineConfig(
-            log_every_steps=50, validate_every_steps=300, preview_every_steps=300, save_every_steps=300, validation_samples=64
-        ),
-        sample=PhenakiSampleConfig(steps=16, guidance=4.0, min_share=0.3, remask=0.1),
-    )
-
-
-def small() -> PhenakiConfig:
-    """17 frames of 64 px, 5 x 8 x 8 tokens of 1,000 codes, for one GPU. Not yet trained to the end."""
-    return PhenakiConfig(
-        preset="small",
-        data=VideoDataConfig(resolution=64, workers=8),
-        base=BaseConfig(model=MaskedConfig(dropout=0.1)),
-        engine=EngineConfig(precision="bf16", compile=True, cuda_graphs=True),
-    )
-
-
-def base() -> PhenakiConfig:
-    """17 frames of 128 px, 5 x 16 x 16 tokens of 64,000 codes, for one large GPU and 100,000 clips or more. Not yet trained to
-    the end."""
-    return PhenakiConfig(
-        preset="base",
-        data=VideoDataConfig(resolution=128, crop="random", zoom=1.25, fps=8, image_share=0.2, workers=16),
-        text=ByteTextConfig(length=256, width=512, depth=6, heads=8),
-        tokenizer=VideoTokenizerStageConfig(
-            model=CausalConvConfig(
-                widths=(96, 192, 384, 512), blocks=(2, 2, 2, 2), quantizer=FSQConfig(levels=(8, 8, 8, 5, 5, 5))
-            ),
-            optim=OptimConfig(lr=2e-4, warmup_steps=1000),
-            ema_decay=0.9999,
-            batch_size=64,
-            steps=200_000,
-        ),
-        base=BaseConfig(
-            model=MaskedConfig(width=768, depth=16, heads=12, dropout=0.1), optim=GENERATOR_OPTIM, ema_decay=0.9999,
-            batch_size=128, steps=300_000,
-        ),
-        engine=EngineConfig(
-            precision="bf16", compile=True, micro_batch_size=32, validate_every_steps=2000, save_every_steps=5000
-        ),
-    )  # fmt: skip
-
-
-def large() -> PhenakiConfig:
-    """17 frames of 256 px, 5 x 32 x 32 tokens, a generator of 400 million parameters, for several GPUs. Not yet trained to the
-    end."""
-    start = base()
-    generator = start.base.model_copy(
-        update={"model": MaskedConfig(width=1152, depth=20, heads=9), "batch_size": 256, "steps": 500_000}
-    )
-    return start.model_copy(
-        update={"preset": "large", "data": start.data.model_copy(update={"resolution": 256}), "base": generator}
-    )
