@@ -18,14 +18,14 @@ class FrameMaskConfig(Config):
     """Clips with whole latent frames shown, or taken away. Of what is not shown, single tokens are hidden as always. What is too
     much for a short clip is not asked of it: it is trained like any other."""
 
-    prefix_prob: float = Field(0.2, ge=0, le=1)
+    prefix_prob: float = Field(0.1, ge=0, le=1)
     """How often the first frames are shown, any number but all: to go on from them."""
-    between_prob: float = Field(0.1, ge=0, le=1)
+    between_prob: float = Field(0.05, ge=0, le=1)
     """How often some at both ends are shown, any number but all: to fill in what lies between."""
-    later_prob: float = Field(0.3, ge=0, le=1)
+    later_prob: float = Field(0.1, ge=0, le=1)
     """How often the first one is taken away and those that follow are shown, any number but all: the clip is then a window of a
     longer one, which goes on from the window before it."""
-    shorter_prob: float = Field(0.1, ge=0, le=1)
+    shorter_prob: float = Field(0.05, ge=0, le=1)
     """How often the end is taken away, before all else: a clip of any length."""
 
     @model_validator(mode="after")

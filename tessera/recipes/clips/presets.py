@@ -8,8 +8,6 @@ from typing import Literal
 
 from tessera.config import Config, EngineConfig, Kinds, OptimConfig, VideoDataConfig
 from tessera.generators.autoregressive.grid_model import GridConfig
-from tessera.generators.masked.frames import FrameMaskConfig
-from tessera.generators.masked.losses import MaskedLossConfig
 from tessera.generators.masked.model import MaskedConfig
 from tessera.nn.nearby import NearbyConfig
 from tessera.nn.quantizers import FSQConfig
@@ -63,7 +61,6 @@ def tiny() -> Preset:
         ),
         masked=MaskedBaseConfig(
             model=MaskedConfig(width=64, depth=4, heads=4),
-            loss=MaskedLossConfig(frames=FrameMaskConfig(prefix_prob=0.1, between_prob=0.05, later_prob=0.1, shorter_prob=0.05)),
             optim=OptimConfig(lr=3e-3, betas=(0.9, 0.98), weight_decay=0.03, warmup_steps=50),
             ema_decay=0.99,
             batch_size=16,
