@@ -139,6 +139,10 @@ class TextStates:
         """The same with some captions (b bool) taken away, as if they were empty."""
         return replace(self, mask=self.mask & ~dropped[:, None], pooled=self.pooled * ~dropped[:, None])
 
+    def picked(self, rows: Tensor) -> TextStates:
+        """Some of them, by number."""
+        return TextStates(self.states[rows], self.mask[rows], self.pooled[rows])
+
     def joined(self, other: TextStates) -> TextStates:
         """One after the other, as one batch; the shorter is filled up with states that nothing sees."""
         length = max(self.mask.shape[1], other.mask.shape[1])

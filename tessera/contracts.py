@@ -226,7 +226,7 @@ class Chunk:
     seeds: Tensor  # b int64 on the device
     options: Any  # the recipe's sample section
     negatives: Sequence[str | None] | None = None  # what guidance pushes away from; None: the empty caption
-    pictures: Tensor | None = None  # b c h w in [-1, 1], as large as what is drawn: where drawing starts from
+    pictures: Tensor | None = None  # b c h w in [-1, 1], as large as what is drawn, or as what is enlarged: where drawing starts
     redraw: Tensor | None = None  # b h w bool with `pictures`: True where something new is drawn
     mesh: Any = None  # a part of a mesh, of which a whole one is made
     frames: Tensor | None = None  # b c t h w in [-1, 1]: frames of a clip that are given, at their places; others hold anything

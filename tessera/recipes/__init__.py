@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from tessera.config import UserError, nearest
 from tessera.contracts import Recipe
+from tessera.recipes.dalle2 import DALLE2
 from tessera.recipes.meshgpt import MESHGPT
 from tessera.recipes.muse import MUSE
 from tessera.recipes.nuwa import NUWA
 from tessera.recipes.phenaki import PHENAKI
 
-RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (MUSE, PHENAKI, NUWA, MESHGPT)}
+RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (MUSE, DALLE2, PHENAKI, NUWA, MESHGPT)}
 
 
 def find_recipe(name: str) -> Recipe:

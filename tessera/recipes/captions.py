@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from tessera.batches import ReadText, TextStates
+from tessera.batches import ReadText, Text, TextStates
 from tessera.contracts import Nets
 from tessera.data.loader import Feed
 from tessera.data.sources import Source, captions_of, split_indices
@@ -53,6 +53,10 @@ class Prompts:
 
     def __call__(self, nets: Nets, captions: Sequence[str | None]) -> TextStates:
         """An absent prompt is an empty one. Of precomputed states a prompt is the key."""
+        return encode_text(nets, self.read(captions))
+
+    def read(self, captions: Sequence[str | None]) -> Text | TextStates:
+        """As a batch of training has them: for an encoder that was trained here, or the states of another."""
         config = self.config
         if is_frozen(config):
             self._frozen = self._frozen or load_frozen(config, self.device)
@@ -61,7 +65,7 @@ class Prompts:
             keys = [caption or "" for caption in captions]
             known = PrecomputedText.open(Path(config.path), config.length or 1, text_width(config), filter(None, keys))
             return known(captions, keys).to(self.device)
-        return encode_text(nets, reader(config)(captions, [""] * len(captions)).to(self.device))
+        return reader(config)(captions, [""] * len(captions)).to(self.device)
 
 
 def settle_captions(config: TextConfig, source: Source, validation_fraction: float) -> TextConfig:

@@ -193,10 +193,11 @@ class Session:
             raise UserError(str(error)) from None
 
     def start_of(self, request: Request) -> tuple[Tensor, Tensor | None] | None:
-        """The picture that drawing starts from, 1 c h w in [-1, 1], as large as what is drawn, and where it is redrawn, 1 h w."""
+        """The picture that drawing starts from, 1 c h w in [-1, 1], as large as the recipe asks, and where it is redrawn."""
         if request.image is None or self.recipe.medium != "picture":
             return None
-        size = self.resolution
+        draw: Any = self.draw
+        size = draw.start_size(request.options)
         picture, redraw = self.prepare(request.image, size), None
         if request.mask is not None:
             redraw = torch.from_numpy(self.prepare_mask(request.mask, size)[None] >= 128)

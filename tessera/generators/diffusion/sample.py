@@ -29,8 +29,8 @@ from tessera.randomness import mix_tensors, normal
 START, FRESH, KNOWN, AGAIN = range(41, 45)  # streams of random numbers
 
 
-class DiffusionSampleConfig(Config):
-    """How a denoiser draws."""
+class SamplerConfig(Config):
+    """How a denoiser draws, but for guidance."""
 
     sampler: Sampler = "dpm"
     """euler, heun (two passes a step), dpm (DPM-Solver++ 2M), ddim, or ancestral (DDPM's)."""
@@ -42,8 +42,6 @@ class DiffusionSampleConfig(Config):
     """Where the steps lie: even in time, or as Karras et al. 2022. null: karras with edm, uniform with others."""
     shift: float = Field(1.0, gt=0)
     """Noise of all levels times this, against clean, beside the shift of training: above 1 more steps are spent on much noise."""
-    guidance: GuidanceConfig = GuidanceConfig()
-    """Pull towards text and embedding."""
     threshold: Literal["none", "static", "dynamic"] = "static"
     """Guesses are kept in [-1, 1]: cut off there, or scaled down to it by their percentile; none for what is no picture."""
     percentile: float = Field(0.995, gt=0, le=1)
@@ -52,10 +50,17 @@ class DiffusionSampleConfig(Config):
     """In inpainting: how often each step is made, so that what is new and what is known agree."""
 
     @model_validator(mode="after")
-    def _eta(self) -> DiffusionSampleConfig:
+    def _eta(self) -> SamplerConfig:
         if self.eta and self.sampler != "ddim":
             raise ValueError(f"eta {self.eta} is for the sampler ddim, not for {self.sampler}; set it to 0, or sampler to ddim")
         return self
+
+
+class DiffusionSampleConfig(SamplerConfig):
+    """How a denoiser draws."""
+
+    guidance: GuidanceConfig = GuidanceConfig()
+    """Pull towards text and embedding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +85,17 @@ class State:
 
 
 class DiffusionSampler:
-    """Samples with fixed options. On a GPU the first call of each shape records; on a CPU it is the plain loop.
+    """Samples with fixed options. On a GPU the first call of each shape records, unless `records` is false; on a CPU it is the
+    plain loop.
 
     Weights are read where they lie: updating them in place is seen, moving the network to another place is not.
     """
 
     def __init__(
-        self, net: nn.Module, process: Process, config: DiffusionSampleConfig, *, recalls: bool = False, bf16: bool = False
-    ) -> None:
+        self, net: nn.Module, process: Process, config: DiffusionSampleConfig, *, recalls: bool = False, bf16: bool = False,
+        records: bool = True,
+    ) -> None:  # fmt: skip
+        self.records = records
         self.net, self.process, self.config, self.recalls, self.bf16 = net, process, config, recalls, bf16
         grid = config.grid or ("karras" if isinstance(process, Edm) else "uniform")
         self.levels = levels_of(process, config.steps, grid, config.shift)
@@ -127,7 +135,7 @@ class DiffusionSampler:
     def play(self, setup: Setup, state: State, shares: Sequence[float], count: int) -> State:
         """So many passes with the same branches."""
         step = partial(self.step, shares=shares)
-        if setup.seeds.device.type != "cuda":
+        if setup.seeds.device.type != "cuda" or not self.records:
             for _ in range(count):
                 state = step(setup, state)
             return state

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from tessera.batches import TokenBatch, from_uint8, to_uint8
+from tessera.batches import TokenBatch, from_uint8
 from tessera.compiling import compile_module
 from tessera.config import UserError
 from tessera.contracts import Chunk, Nets
@@ -22,6 +22,7 @@ from tessera.randomness import mix_text, uniform
 from tessera.recipes.generator import encode_exactly, judged_batch
 from tessera.recipes.masked import TokenDrawer, options_of, token_loss
 from tessera.recipes.muse.config import MuseConfig, MuseSampleConfig
+from tessera.recipes.pictures import at_size, pictures
 from tessera.recipes.precision import full_precision
 
 LOSS_CHUNK = 64  # pictures
@@ -44,6 +45,10 @@ class Painter:
         """That of the last trained generator."""
         fine = self.config.superres
         return self.config.data.resolution if fine is None or "superres" not in self.stages else fine.resolution
+
+    def start_size(self, options: MuseSampleConfig) -> int:
+        """Height and width of a picture that drawing starts from."""
+        return self.resolution
 
     @torch.no_grad()
     def __call__(self, chunk: Chunk) -> list[Image.Image]:
@@ -125,15 +130,3 @@ class Painter:
         with torch.autocast(self.device.type, torch.bfloat16) if self._bf16 else exact:
             images: Tensor = tokenizer.decode(ids)
         return images.float()
-
-
-def at_size(images: Tensor, size: int) -> Tensor:
-    """b c h w in [-1, 1], scaled as the data of training is: bicubic, antialiased, clamped."""
-    if images.shape[-1] == size:
-        return images
-    return F.interpolate(images, size=(size, size), mode="bicubic", antialias=True).clamp(-1, 1)
-
-
-def pictures(images: Tensor) -> list[npt.NDArray[np.uint8]]:
-    """b c h w in [-1, 1] -> arrays of h w c."""
-    return list(to_uint8(images).permute(0, 2, 3, 1).cpu().numpy())

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from tessera.batches import ImageBatch, TokenBatch
 from tessera.config import ImageDataConfig, Layer, UserError, build, layer_of
@@ -19,15 +19,13 @@ from tessera.data.sources import Source
 from tessera.data.token_cache import TokenCache
 from tessera.data.tokens import TokenLoader
 from tessera.generators.masked.model import Low
-from tessera.media.images import encode_png
-from tessera.media.sheets import sheet
 from tessera.nn.perceptual import load_vgg16
 from tessera.nn.similarity import psnr
 from tessera.recipes.captions import settle_captions, training_text
 from tessera.recipes.generator import encode_exactly, facts_of
 from tessera.recipes.masked import draw_preview, masked_nets, masked_step
 from tessera.recipes.muse.config import MuseConfig, grid_of
-from tessera.recipes.muse.drawing import pictures
+from tessera.recipes.pictures import contact_sheet
 from tessera.tokenizers.image.model import ImageTokenizer
 from tessera.tokenizers.image.stage import build_stage
 
@@ -125,17 +123,6 @@ def preview_reconstructions(raw: Nets, averaged: Nets, batch: ImageBatch, contex
         rows[name] = nets["tokenizer"](batch.images).images.clamp(-1, 1)
         facts[f"psnr_{name}"] = [round(value, 3) for value in psnr(rows[name], batch.images).tolist()]
     return Preview("png", contact_sheet(rows, batch.captions), facts)
-
-
-def contact_sheet(rows: dict[str, Tensor], captions: Sequence[str | None]) -> bytes:
-    """Named rows of pictures with captions below, as a png."""
-    picture = sheet(
-        [pictures(images) for images in rows.values()],
-        row_names=list(rows),
-        captions=[caption or "" for caption in captions],
-        scale=max(1, 96 // next(iter(rows.values())).shape[-1]),
-    )
-    return encode_png(picture)
 
 
 # --- generators

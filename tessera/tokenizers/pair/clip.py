@@ -106,6 +106,17 @@ def load_clip(path: Path | str, device: torch.device) -> FrozenClip:
     )  # fmt: skip
 
 
+def clip_width(path: Path | str) -> int:
+    """Channels of its embeddings, without reading its weights."""
+    file = Path(path).expanduser() / "config.json"
+    if not file.is_file():
+        raise UserError(f"{path} has no config.json; {EXPECTED}")
+    try:
+        return int(json.loads(file.read_text(encoding="utf8"))["projection_dim"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file} does not say projection_dim ({type(error).__name__}); {EXPECTED}") from None
+
+
 def _pixel_facts(folder: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and deviation of the pixels that the model was trained on."""
     path = folder / "preprocessor_config.json"

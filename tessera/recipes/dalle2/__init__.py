@@ -1,0 +1,18 @@
+"""DALL-E 2 (Ramesh et al. 2022): text to the embedding of a picture, from there to a small picture, and to larger ones."""
+
+from tessera.contracts import Recipe
+from tessera.recipes.dalle2.config import Dalle2Config, base, large, small, tiny
+from tessera.recipes.dalle2.drawing import Painter
+from tessera.recipes.dalle2.stages import adopt, settle, steps
+
+DALLE2 = Recipe(
+    name="dalle2",
+    medium="picture",
+    summary="text to image: diffusion of an embedding, then of a small picture, then of larger ones",
+    config_type=Dalle2Config,
+    presets={"tiny": tiny, "small": small, "base": base, "large": large},
+    steps=steps,
+    adopt=adopt,
+    settle=settle,
+    opens=Painter,
+)

@@ -1,0 +1,222 @@
+"""From a request's chunk to pictures: text, an embedding, a small picture, larger ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from tessera.batches import PairBatch, TextStates, from_uint8
+from tessera.config import UserError
+from tessera.contracts import Chunk, Context, Nets
+from tessera.generators.diffusion.condition import Condition
+from tessera.generators.diffusion.losses import DiffusionLosses
+from tessera.generators.diffusion.prior import best_of, unit
+from tessera.generators.diffusion.processes import build_process
+from tessera.generators.diffusion.sample import DiffusionSampleConfig, DiffusionSampler
+from tessera.generators.diffusion.stage import DiffusionStageConfig
+from tessera.media.images import to_picture
+from tessera.randomness import mix_tensors
+from tessera.recipes.captions import Prompts
+from tessera.recipes.dalle2.config import Dalle2Config, Dalle2SampleConfig, PriorSampleConfig, guided
+from tessera.recipes.dalle2.embeddings import Sphere
+from tessera.recipes.dalle2.nets import read_base, recalls, sampler_of, told_base, told_prior, told_superres
+from tessera.recipes.pictures import at_size, pictures
+
+LOSS_CHUNK = 64  # pictures
+
+
+class Painter:
+    """Draws with the trained nets of a run. Rows of a chunk do not see each other."""
+
+    def __init__(self, config: Dalle2Config, stages: Mapping[str, Nets], device: torch.device) -> None:
+        if not {"base", *config.upsamplers} & set(stages):
+            raise UserError(f"no stage that draws has been trained yet (trained: {', '.join(stages)}); tessera resume goes on")
+        self.config, self.stages, self.device = config, stages, device
+        self.prompts = Prompts(config.text, device)
+        self.sphere = Sphere(config, stages.get("pair", {}), self.prompts)
+        self._bf16 = device.type == "cuda" and config.engine.precision == "bf16"
+        self._samplers: dict[tuple[str, str], DiffusionSampler] = {}
+        self._compiled = False
+
+    # --- sizes
+
+    @property
+    def resolution(self) -> int:
+        """That of the last trained upsampler, or of the decoder."""
+        sizes = [stage.resolution for name, stage in self.config.upsamplers.items() if name in self.stages]
+        return sizes[-1] if sizes else self.config.data.resolution
+
+    def start_size(self, options: Dalle2SampleConfig) -> int:
+        """Height and width of a picture that drawing starts from: what the first stage sees, or as large as what is drawn."""
+        if options.start == "prior":
+            return self.resolution
+        self.path(options.start)
+        return self.config.seen_by(options.start)
+
+    def path(self, start: str) -> list[str]:
+        """The trained upsamplers from there on, each of which needs the one before."""
+        names = list(self.config.upsamplers)
+        if start != "prior" and start not in self.stages:
+            there = ", ".join(["prior", *(name for name in names if name in self.stages)])
+            raise UserError(f"sample.start={start}: no such stage is trained here; drawing can start at {there}")
+        found = names if start == "prior" else names[names.index(start) :]
+        last = max((number for number, name in enumerate(found, 1) if name in self.stages), default=0)
+        if missing := [name for name in found[:last] if name not in self.stages]:
+            raise UserError(f"{found[last - 1]} enlarges what {missing[0]} draws, which is not trained yet; train it, too")
+        return found[:last]
+
+    # --- drawing
+
+    @torch.no_grad()
+    def __call__(self, chunk: Chunk) -> list[Image.Image]:
+        """A picture for every row."""
+        return [to_picture(array) for array in pictures(self.pixels(chunk))]
+
+    def pixels(self, chunk: Chunk) -> Tensor:
+        """b c h w in [-1, 1]."""
+        options = chunk.options
+        assert isinstance(options, Dalle2SampleConfig)
+        if options.compile and not self._compiled:
+            self.compile()
+        upsamplers = self.path(options.start)
+        if options.start != "prior":
+            return self.enlarged(self.given(chunk, options), upsamplers, chunk.seeds, options)
+        redraw = None if chunk.redraw is None else self.coarse(chunk.redraw)
+        small = self.decode(chunk, self.embeddings(chunk, options), options, redraw)
+        images = self.enlarged(small, upsamplers, chunk.seeds, options)
+        if redraw is None or chunk.pictures is None:
+            return images
+        anew = F.interpolate(redraw[:, None].float(), size=images.shape[-2:], mode="nearest") > 0
+        return torch.where(anew, images, chunk.pictures)
+
+    def given(self, chunk: Chunk, options: Dalle2SampleConfig) -> Tensor:
+        """The picture that an upsampler alone starts from."""
+        if chunk.pictures is None:
+            raise UserError(f"sample.start={options.start} enlarges a picture; give one: --image FILE, or image in a request")
+        if chunk.redraw is not None:
+            raise UserError(f"sample.start={options.start} enlarges a whole picture; leave mask and outpaint out")
+        return chunk.pictures
+
+    def embeddings(self, chunk: Chunk, options: Dalle2SampleConfig) -> Tensor:
+        """b e: of the picture that is to be varied, or drawn of the prompt."""
+        if chunk.pictures is not None and chunk.redraw is None:
+            return self.sphere.pictures(at_size(chunk.pictures, self.config.data.resolution))
+        return self.imagine(chunk, options.prior)
+
+    def imagine(self, chunk: Chunk, options: PriorSampleConfig) -> Tensor:
+        """b e of unit length, by the prior: the best of several."""
+        if "prior" not in self.stages:
+            raise UserError("stage prior is not trained yet, so there is no way from text to an embedding; give an image to vary")
+        text, negative = (self.told_prior(captions) for captions in (chunk.captions, chunk.negatives))
+        assert text is not None
+        sampler, shape = self.sampler("prior", self.config.prior, options.complete), [self.config.channels_of_embeddings]
+        seeds = [chunk.seeds, *(mix_tensors(chunk.seeds, torch.tensor(k)) for k in range(1, options.candidates))]
+        if not self.sphere.known or len(seeds) == 1:
+            return unit(sampler(shape, Condition(text=text), seeds[0], negative))
+        drawn = torch.stack([sampler(shape, Condition(text=text), some, negative) for some in seeds], dim=1)
+        return unit(best_of(drawn, self.sphere.captions(chunk.captions)))
+
+    def told_prior(self, captions: Sequence[str | None] | None) -> TextStates | None:
+        """What the prior hears of prompts."""
+        return None if captions is None else told_prior(self.prior_nets, self.prompts.read(captions))
+
+    @property
+    def prior_nets(self) -> Nets:
+        """Its own, and the pair beside them, as in training."""
+        return {**self.stages["prior"], **self.stages.get("pair", {})}
+
+    def decode(self, chunk: Chunk, embeddings: Tensor, options: Dalle2SampleConfig, redraw: Tensor | None = None) -> Tensor:
+        """b c h w of the decoder's size; where `redraw` (b h w) is false the picture stays."""
+        if "base" not in self.stages:
+            raise UserError(
+                f"stage base has not been trained yet (trained: {', '.join(self.stages)}); tessera resume goes on with it, "
+                f"or enlarge a picture: --set sample.start={next(iter(self.path('prior')), 'superres')}"
+            )
+        nets, side = self.stages["base"], self.config.data.resolution
+        condition = told_base(self.config, self.prompts(nets, chunk.captions), embeddings)
+        negative = None if chunk.negatives is None else self.prompts(nets, chunk.negatives)
+        known = None if redraw is None or chunk.pictures is None else at_size(chunk.pictures, side)
+        kept = None if redraw is None else ~redraw[:, None]
+        sampler = self.sampler("base", self.config.base, options.complete)
+        return sampler((self.config.data.channels, side, side), condition, chunk.seeds, negative, known, kept)
+
+    def coarse(self, redraw: Tensor) -> Tensor:
+        """b h w at the decoder's size: what is drawn anew in part is drawn anew."""
+        side = self.config.data.resolution
+        return F.adaptive_max_pool2d(redraw[:, None].float(), (side, side))[:, 0] > 0
+
+    def enlarged(self, images: Tensor, upsamplers: Sequence[str], seeds: Tensor, options: Dalle2SampleConfig) -> Tensor:
+        """Through these stages, one after another."""
+        for number, name in enumerate(upsamplers, 1):
+            stage, own = self.config.upsamplers[name], mix_tensors(seeds, torch.tensor(-number))
+            sampler = self.sampler(name, stage, guided(options.superres))
+            images = sampler((images.shape[1], stage.resolution, stage.resolution), told_superres(stage, images, own), own)
+        return images
+
+    def sampler(self, name: str, stage: DiffusionStageConfig, options: DiffusionSampleConfig) -> DiffusionSampler:
+        """Kept for each way to draw, with its recordings."""
+        key = name, options.model_dump_json()
+        if key not in self._samplers:
+            net = self.stages[name]["generator"]
+            self._samplers[key] = sampler_of(net, stage, options, bf16=self._bf16, records=True)
+        return self._samplers[key]
+
+    def compile(self) -> None:
+        """All denoisers. Steps that were recorded before are forgotten."""
+        self._compiled = True
+        self._samplers.clear()
+        for nets in self.stages.values():
+            if "generator" in nets:
+                nets["generator"].compile()
+
+    # --- of real pictures
+
+    @torch.no_grad()
+    def redrawn(self, pixels: npt.NDArray[np.uint8], captions: Sequence[str | None], options: Any) -> Tensor:
+        """n h w c -> n c h' w': drawn of their own embeddings and captions, so without the prior; seeds 0, 1, ..."""
+        images, made = self.real(pixels), []
+        for first in range(0, len(images), options.chunk):
+            some = images[first : first + options.chunk]
+            chunk = Chunk(captions[first : first + options.chunk], self.numbers(first, len(some)), options, pictures=some)
+            small = self.decode(chunk, self.embeddings(chunk, options), options)
+            made.append(self.enlarged(small, self.path("prior"), chunk.seeds, options))
+        return torch.cat(made)
+
+    @torch.no_grad()
+    def loss(self, pixels: npt.NDArray[np.uint8], captions: Sequence[str | None]) -> dict[str, float]:
+        """The decoder's, with real embeddings; nothing where pictures cannot be embedded."""
+        if not self.sphere.known or "base" not in self.stages:
+            return {}
+        base, images = self.config.base, at_size(self.real(pixels), self.config.data.resolution)
+        losses = DiffusionLosses(base.loss, build_process(base.process), partial(read_base, self.config), recalls(base))
+        sums = torch.zeros(2, dtype=torch.float64)
+        for first in range(0, len(images), LOSS_CHUNK):
+            batch = self.judged(images[first : first + LOSS_CHUNK], tuple(captions[first : first + LOSS_CHUNK]), first)
+            loss = losses.measure(self.stages["base"], batch, Context(0, 0, batch.positions))
+            sums += torch.stack([loss.total, loss.weight]).double().cpu()
+        total, weight = sums.tolist()
+        return {"loss": total / weight}
+
+    def judged(self, images: Tensor, captions: tuple[str | None, ...], first: int) -> PairBatch:
+        """Real pictures, the first being number `first`, as a loss takes them."""
+        everything = torch.ones(len(images), dtype=torch.bool, device=self.device)
+        return PairBatch(
+            images, self.sphere.pictures(images), self.prompts.read(captions), everything, self.numbers(first, len(images)),
+            ("",) * len(images), captions,
+        )  # fmt: skip
+
+    def real(self, pixels: npt.NDArray[np.uint8]) -> Tensor:
+        """n h w c -> n c h w in [-1, 1] on the device."""
+        return from_uint8(torch.from_numpy(pixels).permute(0, 3, 1, 2).to(self.device))
+
+    def numbers(self, first: int, count: int) -> Tensor:
+        """So many from there on."""
+        return torch.arange(first, first + count, device=self.device)

@@ -1,0 +1,108 @@
+"""Embeddings on their two ways: in training from files, or through an encoder once; in use from a picture or a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property, partial
+
+import torch
+from torch import Tensor
+
+from tessera.config import ListedEmbeddingsConfig, ShardEmbeddingsConfig, TarEmbeddingsConfig, UserError
+from tessera.contracts import Nets
+from tessera.data.embedding_cache import write_embeddings
+from tessera.data.embedding_files import FileEmbeddings
+from tessera.data.embedding_tars import TarEmbeddings
+from tessera.data.embeddings import Embeddings
+from tessera.data.loader import Feed
+from tessera.data.shards import TarShards
+from tessera.data.sources import Source
+from tessera.recipes.captions import Prompts
+from tessera.recipes.dalle2.config import Dalle2Config
+from tessera.recipes.precision import full_precision
+from tessera.tokenizers.pair.clip import ClipConfig, FrozenClip, clip_width, load_clip
+from tessera.tokenizers.pair.model import Embedder
+
+
+def training_embeddings(config: Dalle2Config, nets: Nets, feed: Feed) -> Embeddings:
+    """Of all samples. The pair, or CLIP, runs here, once."""
+    kind = config.embeddings
+    if config.has_pair:
+        net = nets["embedder"]
+        assert isinstance(net, Embedder)
+        return FileEmbeddings.listed(
+            write_embeddings(feed, partial(embed_exactly, net), feed.needs["pair"], config.data.resolution)
+        )
+    if isinstance(kind, ClipConfig):
+        clip = load_clip(kind.path, feed.device)
+        return FileEmbeddings.listed(write_embeddings(feed, clip.pictures, clip.fingerprint, clip.resolution))
+    return embedding_files(config, feed.source)
+
+
+def embedding_files(config: Dalle2Config, source: Source) -> Embeddings:
+    """Those that were computed elsewhere."""
+    kind = config.embeddings
+    if isinstance(kind, ListedEmbeddingsConfig):
+        return FileEmbeddings.listed(kind.path)
+    assert isinstance(kind, (TarEmbeddingsConfig, ShardEmbeddingsConfig))
+    if not isinstance(source, TarShards):
+        raise UserError(
+            f"embeddings.kind={kind.kind} is for data in tars, and these are none; use list (an .npy with the keys beside it), "
+            f"pair or clip"
+        )
+    return TarEmbeddings.open(kind, source) if isinstance(kind, TarEmbeddingsConfig) else FileEmbeddings.of_shards(kind, source)
+
+
+def width_elsewhere(config: Dalle2Config, source: Source) -> int | None:
+    """Channels of embeddings that are not made by a pair."""
+    if config.has_pair:
+        return None
+    kind = config.embeddings
+    return clip_width(kind.path) if isinstance(kind, ClipConfig) else embedding_files(config, source).width
+
+
+@torch.no_grad()
+def embed_exactly(embedder: Embedder, images: Tensor) -> Tensor:
+    """As it does in use, so that what is cached is what a user gets."""
+    with full_precision(images.device):
+        return embedder.pictures(images)
+
+
+class Sphere:
+    """Where pictures and prompts are vectors: the pair of a run, or a CLIP model, which is loaded once. Embeddings that come from
+    files have none."""
+
+    def __init__(self, config: Dalle2Config, nets: Nets, prompts: Prompts) -> None:
+        self.config, self.nets, self.prompts = config, nets, prompts
+
+    @property
+    def known(self) -> bool:
+        """Whether pictures and prompts can be embedded."""
+        return self.config.has_pair or isinstance(self.config.embeddings, ClipConfig)
+
+    @cached_property
+    def clip(self) -> FrozenClip:
+        """The CLIP model."""
+        assert isinstance(self.config.embeddings, ClipConfig)
+        return load_clip(self.config.embeddings.path, self.prompts.device)
+
+    def pictures(self, images: Tensor) -> Tensor:
+        """b c h w in [-1, 1] -> b e"""
+        if not self.known:
+            raise UserError(
+                f"a picture cannot be embedded: the embeddings of this model came from files (embeddings.kind="
+                f"{self.config.embeddings.kind}), without what made them; leave the image out, or give a mask with it"
+            )
+        if not self.config.has_pair:
+            return self.clip.pictures(images)
+        net = self.nets["embedder"]
+        assert isinstance(net, Embedder)
+        return embed_exactly(net, images)
+
+    def captions(self, captions: Sequence[str | None]) -> Tensor:
+        """b prompts -> b e; 0 of an empty one."""
+        if not self.config.has_pair:
+            return self.clip.captions(captions)
+        net = self.nets["embedder"]
+        assert isinstance(net, Embedder)
+        return net.captions(self.prompts.read(captions))

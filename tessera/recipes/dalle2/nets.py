@@ -1,0 +1,124 @@
+"""The networks of the stages, what each learns from a batch, and samplers with them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from tessera.batches import PairBatch, Text, TextStates
+from tessera.contracts import Context, Nets
+from tessera.generators.diffusion.condition import Condition
+from tessera.generators.diffusion.degrade import crop, degrade, draw_levels, draw_places, resize, sample_levels
+from tessera.generators.diffusion.denoisers import build_denoiser
+from tessera.generators.diffusion.losses import Example
+from tessera.generators.diffusion.prior import Prior, spread
+from tessera.generators.diffusion.processes import DdpmConfig, build_process
+from tessera.generators.diffusion.sample import DiffusionSampleConfig, DiffusionSampler
+from tessera.generators.diffusion.stage import DiffusionStageConfig
+from tessera.recipes.dalle2.config import BaseConfig, Dalle2Config, PriorStageConfig, SuperresConfig
+from tessera.text.encoders import NoTextConfig, build_encoder, encode_text, text_width
+from tessera.tokenizers.pair.model import Embedder
+
+# --- networks
+
+
+def prior_nets(config: Dalle2Config) -> dict[str, nn.Module]:
+    """The prior, and the text encoder that is trained with it."""
+    width = config.channels_of_embeddings
+    net = Prior(config.prior.model, width, text_width(config.text), width if config.has_pair else None)
+    return with_encoder(config, net)
+
+
+def base_nets(config: Dalle2Config) -> dict[str, nn.Module]:
+    """The decoder, and the text encoder that is trained with it."""
+    side = config.data.resolution
+    net = build_denoiser(
+        config.base.model, channels=config.data.channels, size=(side, side), embedding_width=config.channels_of_embeddings,
+        text_width=None if isinstance(config.text, NoTextConfig) else text_width(config.text),
+        self_conditioning=config.base.self_conditioning, variance=has_variance(config.base),
+    )  # fmt: skip
+    return with_encoder(config, net)
+
+
+def superres_nets(config: Dalle2Config, stage: SuperresConfig) -> dict[str, nn.Module]:
+    """An upsampler."""
+    side = stage.crop or stage.resolution
+    net = build_denoiser(stage.model, channels=config.data.channels, size=(side, side), low=True, variance=has_variance(stage))
+    return {"generator": net}
+
+
+def with_encoder(config: Dalle2Config, net: nn.Module) -> dict[str, nn.Module]:
+    """A denoiser, and a text encoder of its own where one is trained."""
+    encoder = build_encoder(config.text)
+    return {"generator": net} if encoder is None else {"generator": net, "text": encoder}
+
+
+def has_variance(stage: DiffusionStageConfig) -> bool:
+    """Whether the network guesses a variance, too."""
+    return isinstance(stage.process, DdpmConfig) and stage.process.learned_variance
+
+
+def recalls(stage: DiffusionStageConfig) -> bool:
+    """Whether the network takes its own earlier guess."""
+    if isinstance(stage, PriorStageConfig):
+        return stage.model.self_conditioning
+    return isinstance(stage, BaseConfig) and stage.self_conditioning
+
+
+# --- what they are told, and learn from
+
+
+def told_prior(nets: Nets, text: Text | TextStates) -> TextStates:
+    """States of captions by the prior's encoder; with a pair, its vector of the caption is what is pooled of them."""
+    states, pair = encode_text(nets, text), nets.get("embedder")
+    if not isinstance(pair, Embedder):
+        return states
+    with torch.no_grad():
+        return replace(states, pooled=pair.captions(text))
+
+
+def told_base(config: Dalle2Config, states: TextStates, embeddings: Tensor) -> Condition:
+    """States of captions, where there are captions at all, and embeddings of pictures, b e."""
+    return Condition(text=None if isinstance(config.text, NoTextConfig) else states, embedding=embeddings)
+
+
+def told_superres(stage: SuperresConfig, small: Tensor, seeds: Tensor) -> Condition:
+    """A drawn picture, spoiled as the config says for drawing."""
+    levels = sample_levels(stage.low, seeds)
+    low = degrade(stage.low, small, (stage.resolution, stage.resolution), levels, 0, 0, seeds)
+    return Condition(low=low, low_level=levels)
+
+
+def read_prior(nets: Nets, batch: PairBatch, context: Context) -> Example:
+    """An embedding of unit variance, and its caption."""
+    assert batch.embeddings is not None
+    return Example(spread(batch.embeddings), Condition(text=told_prior(nets, batch.text)), batch.valid)
+
+
+def read_base(config: Dalle2Config, nets: Nets, batch: PairBatch, context: Context) -> Example:
+    """A picture, its embedding and its caption."""
+    assert batch.images is not None
+    assert batch.embeddings is not None
+    return Example(batch.images, told_base(config, encode_text(nets, batch.text), batch.embeddings), batch.valid)
+
+
+def read_superres(stage: SuperresConfig, small: int, nets: Nets, batch: PairBatch, context: Context) -> Example:
+    """A picture, or a part of it, and the same place of its smaller self (`small` pixels a side), spoiled and enlarged."""
+    assert batch.images is not None
+    images, where = batch.images, (context.seed, context.step, context.positions)
+    levels, size = draw_levels(stage.low, *where), images.shape[-2:]
+    low = degrade(stage.low, resize(images, (small, small), 1.0), size, levels, *where)
+    if stage.crop is not None:
+        part = stage.crop, stage.crop
+        places = draw_places(*where, size, part)
+        images, low = crop(images, places, part), crop(low, places, part)
+    return Example(images, Condition(low=low, low_level=levels), batch.valid)
+
+
+def sampler_of(
+    net: nn.Module, stage: DiffusionStageConfig, options: DiffusionSampleConfig, *, bf16: bool = False, records: bool = False
+) -> DiffusionSampler:
+    """What draws with a stage's network."""
+    return DiffusionSampler(net, build_process(stage.process), options, recalls=recalls(stage), bf16=bf16, records=records)

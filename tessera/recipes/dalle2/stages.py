@@ -1,0 +1,226 @@
+"""The stages in the order in which they train, and what each reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence, Sized
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from tessera.batches import PairBatch
+from tessera.config import Layer, UserError, build, layer_of
+from tessera.contracts import Context, Loader, Loss, LossFunction, Nets, Stage, Train
+from tessera.data.loader import Feed
+from tessera.data.pairs import PairLoader
+from tessera.data.sources import Source
+from tessera.generators.diffusion.condition import Condition
+from tessera.generators.diffusion.denoisers import CHECKPOINTED, COMPILED, RECORDED, SHARDED
+from tessera.generators.diffusion.losses import Read
+from tessera.generators.diffusion.prior import Prior, cosine_scores, other_rows
+from tessera.generators.diffusion.stage import DiffusionStageConfig
+from tessera.generators.diffusion.stage import build_stage as build_diffusion
+from tessera.nn.attention import EncoderBlock
+from tessera.recipes.captions import settle_captions, training_text
+from tessera.recipes.dalle2.config import Dalle2Config, SuperresConfig, TrainedPairConfig, guided
+from tessera.recipes.dalle2.embeddings import training_embeddings, width_elsewhere
+from tessera.recipes.dalle2.nets import (
+    base_nets,
+    prior_nets,
+    read_base,
+    read_prior,
+    read_superres,
+    recalls,
+    sampler_of,
+    superres_nets,
+    told_prior,
+)
+from tessera.recipes.dalle2.previews import preview_base, preview_pair, preview_prior, preview_superres
+from tessera.text.bytes import ByteEncoder
+from tessera.text.encoders import NoTextConfig, PrecomputedTextConfig, reader
+from tessera.tokenizers.pair.model import Embedder
+from tessera.tokenizers.pair.stage import build_embedder
+from tessera.tokenizers.pair.stage import build_stage as build_pair
+
+
+def steps(config: Dalle2Config) -> Sequence[Train]:
+    """The pair, where embeddings come from none else; the prior, the decoder, and the upsamplers that the config has."""
+    upsamplers = [superres_step(config, name, stage) for name, stage in config.upsamplers.items()]
+    return [*([pair_step(config)] if config.has_pair else []), prior_step(config), base_step(config), *upsamplers]
+
+
+def adopt(config: Dalle2Config, read: Callable[[str], Any]) -> Dalle2Config:
+    """A pair that comes from elsewhere brings its own architecture, and the way that it reads text."""
+    kind = config.embeddings
+    path = getattr(kind, "path", None)
+    if path is None:
+        return config
+    origin = str(Path(path).expanduser().absolute())
+    changes: dict[str, Any] = {"embeddings": {"path": origin}}
+    if isinstance(kind, TrainedPairConfig):
+        other = read(origin)
+        if other.recipe != "dalle2" or other.data.channels != config.data.channels:
+            raise UserError(
+                f"{origin} is a stage of recipe {other.recipe}, on pictures of {other.data.channels} channels; embeddings.path "
+                f"takes the pair of a dalle2 run with data.channels={config.data.channels}"
+            )
+        changes |= {"pair": {"model": other.pair.model.model_dump(mode="json")}, "text": other.text.model_dump(mode="json")}
+    made = build(Dalle2Config, [layer_of(config, "config"), Layer.of(changes, "what embeddings.path names")])
+    assert isinstance(made, Dalle2Config)
+    return made
+
+
+def settle(config: Dalle2Config, source: Source) -> Dalle2Config:
+    """What only the data knows of how captions are read, and of how wide embeddings are."""
+    text = settle_captions(config.text, source, config.data.validation_fraction)
+    width = width_elsewhere(config, source)
+    same = text == config.text and width == config.embedding_width
+    return config if same else config.model_copy(update={"text": text, "embedding_width": width})
+
+
+def learns_from_captions(config: Dalle2Config) -> bool:
+    """Whether captions are asked for."""
+    return not isinstance(config.text, (NoTextConfig, PrecomputedTextConfig))
+
+
+# --- pair
+
+
+def pair_step(config: Dalle2Config) -> Train:
+    """Pictures and captions to embeddings."""
+
+    def make() -> Embedder:
+        return build_embedder(config.pair.model, config.text, config.data.channels)
+
+    kind = config.embeddings
+    return Train(
+        name="pair",
+        batch_size=config.pair.batch_size,
+        steps=config.pair.steps,
+        build=lambda: replace(build_pair(config.pair, make()), preview=preview_pair),
+        serves=lambda: {"embedder": make()},
+        feed=lambda nets, feed: PairLoader(feed, training_text(config.text, feed)),
+        captioned=learns_from_captions(config),
+        origin=kind.path if isinstance(kind, TrainedPairConfig) else None,
+    )
+
+
+# --- prior
+
+
+def prior_step(config: Dalle2Config) -> Train:
+    """Captions to embeddings."""
+
+    def feed(nets: Nets, feed: Feed) -> Loader:
+        read_text, embeddings = training_text(config.text, feed), training_embeddings(config, nets, feed)
+        return Beside(PairLoader(feed, read_text, embeddings, pictures=False), PairLoader(feed, read_text, embeddings))
+
+    def build_prior() -> Stage:
+        stage = build_diffusion(
+            config.prior, prior_nets(config), read_prior, recalls=recalls(config.prior), compiled=(EncoderBlock, ByteEncoder),
+            recorded=(Prior, ByteEncoder), sharded=(EncoderBlock,), checkpointed=(EncoderBlock,),
+        )  # fmt: skip
+        assert stage.measure is not None
+        return replace(stage, preview=partial(preview_prior, config), measure=partial(measure_prior, config, stage.measure))
+
+    return Train(
+        name="prior",
+        batch_size=config.prior.batch_size,
+        steps=config.prior.steps,
+        build=build_prior,
+        serves=lambda: prior_nets(config),
+        feed=feed,
+        needs=needs_pair(config),
+        captioned=learns_from_captions(config),
+    )
+
+
+def needs_pair(config: Dalle2Config) -> dict[str, str]:
+    """What makes embeddings, where that is trained."""
+    return {"embedder": "pair"} if config.has_pair else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Embeddings alone to learn from, and for previews the pictures beside them."""
+
+    learned: PairLoader
+    shown: PairLoader
+
+    @property
+    def train(self) -> Sized:
+        return self.learned.train
+
+    @property
+    def held_out(self) -> Sized:
+        return self.learned.held_out
+
+    def batches(self, first_step: int) -> Generator[Sequence[Any], None, None]:
+        return self.learned.batches(first_step)
+
+    def validation(self) -> Sequence[Any]:
+        return self.learned.validation()
+
+    def preview(self) -> Any:
+        return self.shown.preview()
+
+
+def measure_prior(config: Dalle2Config, measure: LossFunction, nets: Nets, batch: PairBatch, context: Context) -> Loss:
+    """The loss, and how near embeddings that are drawn of captions come to those of their pictures, and of others'."""
+    loss = measure(nets, batch, context)
+    assert batch.embeddings is not None
+    sampler = sampler_of(nets["generator"], config.prior, guided(config.sample.prior))
+    text, seeds = told_prior(nets, batch.text), context.positions
+    others = other_rows(batch.captions).to(seeds.device)
+    shape = batch.embeddings.shape[1:]
+    drawn, misled = (sampler(shape, Condition(text=told), seeds) for told in (text, text.picked(others)))
+    pair = nets.get("embedder")
+    captions = pair.captions(batch.text) if isinstance(pair, Embedder) else None
+    scores = cosine_scores(drawn, misled, batch.embeddings, captions, batch.valid)
+    return replace(loss, parts={**loss.parts, **scores})
+
+
+# --- decoder and upsamplers
+
+
+def base_step(config: Dalle2Config) -> Train:
+    """Embeddings and captions to small pictures."""
+
+    def feed(nets: Nets, feed: Feed) -> PairLoader:
+        return PairLoader(feed, training_text(config.text, feed), training_embeddings(config, nets, feed))
+
+    nets, preview = partial(base_nets, config), partial(preview_base, config)
+    return Train(
+        name="base",
+        batch_size=config.base.batch_size,
+        steps=config.base.steps,
+        build=lambda: replace(picture_stage(config.base, nets(), partial(read_base, config)), preview=preview),
+        serves=nets,
+        feed=feed,
+        needs=needs_pair(config),
+        captioned=learns_from_captions(config),
+    )
+
+
+def superres_step(config: Dalle2Config, name: str, stage: SuperresConfig) -> Train:
+    """Small pictures to larger ones; it asks nothing of other stages."""
+    nets, small = partial(superres_nets, config, stage), config.seen_by(name)
+    read, preview = partial(read_superres, stage, small), partial(preview_superres, config, stage, small)
+    return Train(
+        name=name,
+        batch_size=stage.batch_size,
+        steps=stage.steps,
+        build=lambda: replace(picture_stage(stage, nets(), read), preview=preview),
+        serves=nets,
+        feed=lambda nets, feed: PairLoader(feed, reader(NoTextConfig()), resolution=stage.resolution),
+    )
+
+
+def picture_stage(stage: DiffusionStageConfig, nets: dict[str, nn.Module], read: Read) -> Stage:
+    """How a denoiser of pictures is trained."""
+    return build_diffusion(
+        stage, nets, read, recalls=recalls(stage), compiled=(*COMPILED, ByteEncoder), recorded=(*RECORDED, ByteEncoder),
+        sharded=SHARDED, checkpointed=CHECKPOINTED,
+    )  # fmt: skip
