@@ -75,12 +75,12 @@ def refuse_missing_stages(config: Any, trains: Sequence[Train]) -> None:
             )
 
 
-def config_of(origin: str) -> Any:
-    """The config with which a stage elsewhere was trained, for one that is taken over from there."""
+def config_of(origin: str, kind: str = "tokenizer") -> Any:
+    """The config with which a stage of that kind was trained elsewhere, for one that is taken over from there."""
     path = Path(origin)
     folder = path.parent
     if (path / "config.yaml").is_file() or (path / "config.json").is_file():
-        raise UserError(f"{origin} is a run or an export; name a stage of it, such as {path / 'tokenizer'}")
+        raise UserError(f"{origin} is a run or an export; name a stage of it, such as {path / kind}")
     if (folder / "config.json").is_file():
         stored = open_stored(folder)
         found = stored.stages.get(path.name)
@@ -90,9 +90,11 @@ def config_of(origin: str) -> Any:
         names = {train.name: train for train in recipe.steps(current)}
         found = read_stage(folder, recipe, current, names[path.name]) if path.name in names else None
     if found is None:
-        raise UserError(f"{origin} is no trained stage; expected RUN/STAGE, such as runs/muse-001/tokenizer")
-    if not path.name.endswith("tokenizer"):
-        raise UserError(f"{origin} is a stage of another kind; expected RUN/tokenizer of a run that has trained one")
+        raise UserError(
+            f"{origin} is no trained stage; expected RUN/STAGE, such as runs/{'dalle2' if kind == 'pair' else 'muse'}-001/{kind}"
+        )
+    if not path.name.endswith(kind):
+        raise UserError(f"{origin} is a stage of another kind; expected RUN/{kind} of a run that has trained one")
     return found.config
 
 

@@ -22,7 +22,7 @@ from tessera.evals import oracle, retrieval
 from tessera.evals.copies import Copies, few_note, find_copies, pixel_vectors
 from tessera.evals.distances import MIN_SAMPLES, Features, estimate_frechet, estimate_kernel, size_note
 from tessera.evals.features import Extractor, fit_extractor, load_extractor, save_extractor
-from tessera.evals.health import Health, judge_accuracy, judge_distance
+from tessera.evals.health import TOKENS, Health, Parts, judge_accuracy, judge_distance
 from tessera.evals.material import Material, Side
 from tessera.evals.nets import Fitting, Pictures
 from tessera.media.images import write_png
@@ -41,7 +41,8 @@ class Subject:
     """A model under test. What it cannot do is None, and the rows that need it are left out."""
 
     sample: Callable[[Sequence[str], int], Pictures] | None = None  # captions, seed -> n h w c; "" asks for anything
-    reconstruct: Callable[[Pictures], Pictures] | None = None
+    reconstruct: Callable[[Pictures, Sequence[str | None]], Pictures] | None = None  # pictures and their captions
+    parts: Parts = TOKENS  # what reconstructions, and samples, are made with
     held_out_loss: Callable[[], Mapping[str, float]] | None = None
     about: Mapping[str, Any] = field(default_factory=dict)  # goes into the report: stages, steps, sampling options
 
@@ -101,7 +102,7 @@ def evaluate(
         )
     say("held-out loss, and the report")
     report["loss"] = dict(subject.held_out_loss()) if subject.held_out_loss else {"skipped": "no stage measures a loss"}
-    report["health"] = health_of(report).as_dict()
+    report["health"] = health_of(report, subject.parts).as_dict()
     report["notes"] = notes
     return Evaluation(report, make_sheet(material, rows, copies), extractor)
 
@@ -114,7 +115,7 @@ def make_rows(subject: Subject, asked: Side, seed: int, world: World, say: Say) 
     if subject.reconstruct is not None:
         reconstruct = subject.reconstruct
         say(f"reconstructing {len(asked):,} held-out pictures")
-        made["reconstruction"] = dealt(len(asked), world, lambda part, _: reconstruct(asked.pictures[part]))
+        made["reconstruction"] = dealt(len(asked), world, lambda part, _: reconstruct(asked.pictures[part], asked.captions[part]))
     if subject.sample is not None:
         sample, captions = subject.sample, [caption or "" for caption in asked.captions]
         say(f"drawing {len(asked):,} pictures from their captions")
@@ -150,7 +151,7 @@ def notes_on(material: Material, config: EvaluateConfig, rows: Rows) -> list[str
         notes.append(f"asked for n={config.n}, held out are {len(material.held_out)}; n={len(rows.asked)} is used")
     if len(material.train) < material.num_train:
         notes.append(f"{len(material.train):,} of {material.num_train:,} training pictures are used (evaluate.train_samples)")
-    missing = {"samples": "no generator is trained", "reconstruction": "there is no tokenizer"}
+    missing = {"samples": "no generator is trained", "reconstruction": "nothing here turns pictures into what is drawn from"}
     return notes + [f"no {name}: {reason}" for name, reason in missing.items() if name not in rows.made]
 
 
@@ -229,14 +230,16 @@ def retrieval_report(
     return {**table.get("samples", {}), **facts, "rows": table}
 
 
-def health_of(report: Report) -> Health:
+def health_of(report: Report, parts: Parts = TOKENS) -> Health:
     """By the oracle where there is one, else by the Fréchet distance."""
     if rows := report["oracle"].get("rows"):
         joint = {name: row["joint"] for name, row in rows.items()}
-        return judge_accuracy(joint["real"], joint.get("reconstruction"), joint.get("samples"))
+        return judge_accuracy(joint["real"], joint.get("reconstruction"), joint.get("samples"), parts=parts)
     if rows := report["fd"].get("rows"):
         values = {name: row["value"] for name, row in rows.items()}
-        return judge_distance(report["fd"]["name"], values["floor"], values.get("reconstruction"), values.get("samples"))
+        return judge_distance(
+            report["fd"]["name"], values["floor"], values.get("reconstruction"), values.get("samples"), parts=parts
+        )
     return Health("none", "unknown", None, None, f"nothing to tell by: {report['fd'].get('skipped')}")
 
 

@@ -6,17 +6,35 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-Limit = Literal["tokenizer", "generator", "neither", "unknown"]
+Limit = Literal["tokenizer", "generator", "decoder", "prior", "neither", "unknown"]
 
 MIN_POINTS = 0.03  # a smaller loss of joint accuracy is nobody's fault
 MIN_APART = 0.1  # a smaller rise of 1-NNA is nobody's fault
 MIN_SHARE = 0.5  # a smaller rise of a distance, over the floor, is nobody's fault
-ADVICE = {"tokenizer": "train the tokenizer first", "generator": "train the generator first"}
+ADVICE = {name: f"train the {name} first" for name in ("tokenizer", "generator", "decoder", "prior")}
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What stands between real samples and drawn ones, and what is made with the first of the two alone."""
+
+    first: Limit = "tokenizer"
+    second: Limit = "generator"
+    made: str = "tokenizer reconstructions"
+
+    def named(self, limit: Limit) -> Limit:
+        """The part that `limiting` means."""
+        return {"tokenizer": self.first, "generator": self.second}.get(limit, limit)
+
+
+TOKENS = Parts()
+EMBEDDINGS = Parts("decoder", "prior", "pictures drawn of real embeddings")
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What each stage loses, in the measure's own units, larger being worse, and the sentence."""
+    """What each stage loses, in the measure's own units, larger being worse, and the sentence. Of a recipe without tokens the
+    first loss is the decoder's, and the second the prior's."""
 
     measure: str
     limit: Limit
@@ -38,7 +56,7 @@ def limiting(tokenizer_loss: float, generator_loss: float, least: float) -> Limi
 
 def judge_accuracy(
     real: float, reconstruction: float | None, samples: float | None, *, things: str = "pictures",
-    advice: Mapping[str, str] = ADVICE, measure: str = "oracle",
+    advice: Mapping[str, str] = ADVICE, measure: str = "oracle", parts: Parts = TOKENS,
 ) -> Health:  # fmt: skip
     """From accuracies by an oracle, or another measure, higher being better."""
     if reconstruction is None and samples is None:
@@ -49,19 +67,20 @@ def judge_accuracy(
         return Health(measure, "unknown", None, None, sentence + "; no reconstructions, so no stage can be named")
     first = real - reconstruction
     if samples is None:
-        limit = limiting(first, 0.0, MIN_POINTS)
-        sentence = f"tokenizer reconstructions score {percent(reconstruction)} of real {things}' {percent(real)}"
-        return Health(measure, limit, first, None, f"{sentence}: the tokenizer loses {points(first)} points")
+        limit = parts.named(limiting(first, 0.0, MIN_POINTS))
+        sentence = f"{parts.made} score {percent(reconstruction)} of real {things}' {percent(real)}"
+        return Health(measure, limit, first, None, f"{sentence}: the {parts.first} loses {points(first)} points")
     second = reconstruction - samples
-    limit = limiting(first, second, MIN_POINTS)
-    told = f"tokenizer reconstructions score {percent(reconstruction)}, samples {percent(samples)}"
-    losses = f"the tokenizer loses {points(first)} points, the generator {points(second)} more"
+    limit = parts.named(limiting(first, second, MIN_POINTS))
+    told = f"{parts.made} score {percent(reconstruction)}, samples {percent(samples)}"
+    losses = f"the {parts.first} loses {points(first)} points, the {parts.second} {points(second)} more"
     return Health(measure, limit, first, second, f"{told}: {losses}: {advice.get(limit, 'neither limits quality')}")
 
 
 def judge_distance(
-    name: str, floor: float, reconstruction: float | None, samples: float | None, *, things: str = "pictures"
-) -> Health:
+    name: str, floor: float, reconstruction: float | None, samples: float | None, *, things: str = "pictures",
+    parts: Parts = TOKENS,
+) -> Health:  # fmt: skip
     """From distances to the same real pictures, lower being better; the floor is that of other real pictures."""
     if reconstruction is None and samples is None:
         return Health(name, "unknown", None, None, "neither reconstructions nor samples were measured")
@@ -71,11 +90,12 @@ def judge_distance(
     first, least = reconstruction - floor, MIN_SHARE * floor
     if samples is None:
         sentence = f"{name} of reconstructions is {reconstruction:.4g}, the real-against-real floor {floor:.4g}"
-        return Health(name, limiting(first, 0.0, least), first, None, f"{sentence}: the tokenizer adds {first:.4g}")
+        limit = parts.named(limiting(first, 0.0, least))
+        return Health(name, limit, first, None, f"{sentence}: the {parts.first} adds {first:.4g}")
     second = samples - reconstruction
-    limit = limiting(first, second, least)
+    limit = parts.named(limiting(first, second, least))
     told = f"{name} is {floor:.4g} for real {things}, {reconstruction:.4g} for reconstructions, {samples:.4g} for samples"
-    losses = f"the tokenizer adds {first:.4g}, the generator {second:.4g}"
+    losses = f"the {parts.first} adds {first:.4g}, the {parts.second} {second:.4g}"
     return Health(name, limit, first, second, f"{told}: {losses}: {ADVICE.get(limit, 'neither limits quality')}")
 
 

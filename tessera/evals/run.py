@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from tessera.engine.dist import World, join, leave
 from tessera.evals.clip_run import judge_clips
 from tessera.evals.evaluate import Evaluation, Say, Subject, evaluate, write_evaluation
 from tessera.evals.features import Extractor, inception_extractor
+from tessera.evals.health import EMBEDDINGS
 from tessera.evals.material import Material, load_material
 from tessera.evals.mesh_run import judge_meshes
 from tessera.evals.nets import Pictures
 from tessera.files import digest, free_folder
+from tessera.recipes.dalle2.drawing import Painter
 from tessera.sampling.request import make_request
 from tessera.sampling.session import Session, load
 from tessera.sampling.stored import place_for_results
@@ -68,7 +71,7 @@ def subject_of(session: Session, options: Any, material: Material) -> Subject:
     """What of a session can be judged: a tokenizer alone, or all of it."""
     about = {"model": session.path.name, "stages": dict(session.steps), "sample": options.model_dump(mode="json")}
     if not session.draws:
-        return Subject(reconstruct=lambda pictures: session.through_tokens(pictures), about=about)
+        return Subject(reconstruct=lambda pictures, captions: session.through_tokens(pictures), about=about)
 
     def sample(captions: Sequence[str], seed: int) -> Pictures:
         request = make_request(options, captions, seed=seed)
@@ -78,7 +81,14 @@ def subject_of(session: Session, options: Any, material: Material) -> Subject:
     def held_out_loss() -> Mapping[str, float]:
         return session.draw.loss(material.held_out.pictures, material.held_out.captions)
 
-    return Subject(sample=sample, reconstruct=session.through_tokens, held_out_loss=held_out_loss, about=about)
+    if isinstance(session.draw, Painter):  # its pictures are drawn of their own embeddings, which leaves the prior out
+        draw = session.draw
+        redrawn = partial(draw.redrawn, options=options) if draw.sphere.known else None
+        return Subject(sample=sample, reconstruct=redrawn, parts=EMBEDDINGS, held_out_loss=held_out_loss, about=about)
+    return Subject(
+        sample=sample, reconstruct=lambda pictures, captions: session.through_tokens(pictures), held_out_loss=held_out_loss,
+        about=about,
+    )  # fmt: skip
 
 
 def given_extractor(config: EvaluateConfig, device: torch.device) -> Extractor | None:

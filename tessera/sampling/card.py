@@ -144,7 +144,7 @@ def write_card(
         f"A `{stored.recipe.name}` model made with Tessera: {stored.recipe.summary}.\nTrained stages: {trained}.",
         f'## Use\n\n    pip install tessera-gen\n\n```python\nimport tessera\n\nmodel = tessera.load("{name}")\n'
         f"{draws if 'base' in stages else ''}"
-        f"{reads}```",
+        f"{reads if 'tokenizer' in stages or stored.recipe.medium == 'mesh' else ''}```",
         _data_section(stored, first),
         *(_stage_section(stage, stages[stage], evidence[stage], models[stage]) for stage in stages),
         _making_section(first, {stage: facts["step"] for stage, facts in stages.items()}),

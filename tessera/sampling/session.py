@@ -170,7 +170,7 @@ class Session:
     @torch.no_grad()
     def through_tokens(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
         """n h w c -> the same through the tokenizer of what is drawn, at any size that its stride divides."""
-        tokenizer: Any = self.nets.get("fine_tokenizer", self.nets["tokenizer"])["tokenizer"]
+        tokenizer: Any = self.nets["fine_tokenizer"]["tokenizer"] if "fine_tokenizer" in self.nets else self.tokenizer
         made = []
         with full_precision(self.device):
             for chunk in torch.from_numpy(pixels).permute(0, 3, 1, 2).split(CHUNK):

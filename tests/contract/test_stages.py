@@ -197,7 +197,8 @@ SMALL = {
         lambda out: write_shapes(out, 40, 0, image_size=32),
         (
             *CASCADE,
-            "base.model={widths: [16, 16], blocks: [1, 1], attention: [false, true], cross: [false, true], head_width: 8, dropout: 0.1}",
+            "base.model={widths: [16, 16], blocks: [1, 1], attention: [false, true], cross: [false, true], head_width: 8, "
+            "dropout: 0.1}",
             "superres.batch_size=5",
             "superres.crop=16",
             "superres.model={widths: [16, 16], blocks: [1, 1], attention: [false, false], cross: [false, false], head_width: 8, "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -180,15 +179,17 @@ class Painter:
     # --- of real pictures
 
     @torch.no_grad()
-    def redrawn(self, pixels: npt.NDArray[np.uint8], captions: Sequence[str | None], options: Any) -> Tensor:
-        """n h w c -> n c h' w': drawn of their own embeddings and captions, so without the prior; seeds 0, 1, ..."""
-        images, made = self.real(pixels), []
+    def redrawn(
+        self, pixels: npt.NDArray[np.uint8], captions: Sequence[str | None], options: Dalle2SampleConfig
+    ) -> npt.NDArray[np.uint8]:
+        """n h w c -> as many, drawn of their own embeddings and captions, so without the prior; seeds 0, 1, ..."""
+        images, made = self.real(pixels), list[npt.NDArray[np.uint8]]()
         for first in range(0, len(images), options.chunk):
             some = images[first : first + options.chunk]
             chunk = Chunk(captions[first : first + options.chunk], self.numbers(first, len(some)), options, pictures=some)
             small = self.decode(chunk, self.embeddings(chunk, options), options)
-            made.append(self.enlarged(small, self.path("prior"), chunk.seeds, options))
-        return torch.cat(made)
+            made += pictures(self.enlarged(small, self.path("prior"), chunk.seeds, options))
+        return np.stack(made)
 
     @torch.no_grad()
     def loss(self, pixels: npt.NDArray[np.uint8], captions: Sequence[str | None]) -> dict[str, float]:

@@ -51,7 +51,7 @@ def steps(config: Dalle2Config) -> Sequence[Train]:
     return [*([pair_step(config)] if config.has_pair else []), prior_step(config), base_step(config), *upsamplers]
 
 
-def adopt(config: Dalle2Config, read: Callable[[str], Any]) -> Dalle2Config:
+def adopt(config: Dalle2Config, read: Callable[..., Any]) -> Dalle2Config:
     """A pair that comes from elsewhere brings its own architecture, and the way that it reads text."""
     kind = config.embeddings
     path = getattr(kind, "path", None)
@@ -60,7 +60,7 @@ def adopt(config: Dalle2Config, read: Callable[[str], Any]) -> Dalle2Config:
     origin = str(Path(path).expanduser().absolute())
     changes: dict[str, Any] = {"embeddings": {"path": origin}}
     if isinstance(kind, TrainedPairConfig):
-        other = read(origin)
+        other = read(origin, "pair")
         if other.recipe != "dalle2" or other.data.channels != config.data.channels:
             raise UserError(
                 f"{origin} is a stage of recipe {other.recipe}, on pictures of {other.data.channels} channels; embeddings.path "
