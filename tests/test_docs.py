@@ -27,6 +27,18 @@ PICTURES = {
     "sample": ["--set", "sample.chunk=2"],
     "evaluate": ["--set", "evaluate.fit_steps=2"],
 }
+CASCADE = {
+    "train": [
+        *QUICK,
+        "pair.batch_size=4",
+        "pair.loss.group=4",
+        "prior.batch_size=4",
+        "base.batch_size=4",
+        "superres.batch_size=4",
+    ],
+    "sample": ["--set", "sample.chunk=2", "sample.resample_times=1"],
+    "evaluate": ["--n", "4", "--set", "evaluate.fit_steps=2", "sample.steps=2"],
+}
 CLIPS = {
     "synth": ["--n", "24"],
     "train": [*QUICK, *MASKED, "data.resolution=16", "tokenizer.model={kind: conv, widths: [8, 8, 8], blocks: [0, 0, 0]}"],
@@ -52,6 +64,7 @@ RECIPE = ["data", "train", "sample", "data", "train", "train", "resume", "evalua
 COMMANDS = {
     "README.md": ["data", "train", "train", "sample", "evaluate", "resume", "export"],
     "docs/recipes/muse.md": ["data", "train", "train", "resume", "sample", "evaluate", "export", "train", *["sample"] * 7],
+    "docs/recipes/dalle2.md": ["data", "train", "train", "resume", "sample", "evaluate", "export", "train", *["sample"] * 5],
     "docs/recipes/meshgpt.md": [*RECIPE, *["sample"] * 4],
     "docs/recipes/phenaki.md": [*RECIPE, "train", *["sample"] * 8, "train"],
     "docs/recipes/nuwa.md": [*RECIPE, *["train"] * 3, *["sample"] * 6, "train", "sample"],
@@ -59,6 +72,7 @@ COMMANDS = {
 EXTRA = {
     "README.md": PICTURES,
     "docs/recipes/muse.md": PICTURES,
+    "docs/recipes/dalle2.md": CASCADE,
     "docs/recipes/meshgpt.md": MESHES,
     "docs/recipes/phenaki.md": CLIPS,
     "docs/recipes/nuwa.md": ONE_BY_ONE,

@@ -103,10 +103,18 @@ CASCADE = (
     "pair.optim={lr: 3e-3, warmup_steps: 2}",
     "prior.batch_size=5",
     "prior.model={width: 32, depth: 1, heads: 2, self_conditioning: true}",
+    "prior.process={kind: edm, data_std: 1}",
     "prior.optim={lr: 3e-3, warmup_steps: 2}",
     "base.batch_size=5",
     "base.self_conditioning=true",
+    "base.model={kind: dit, patch: 4, width: 32, depth: 1, heads: 2, dropout: 0.1}",
+    "base.process={kind: ddpm, predicts: v, learned_variance: true}",
     "base.optim={lr: 3e-3, warmup_steps: 2}",
+    "superres.batch_size=5",
+    "superres.crop=16",
+    "superres.model={widths: [16, 16], blocks: [1, 1], attention: [false, true], cross: [false, false], head_width: 8, "
+    "efficient: true, dropout: 0.1}",
+    "superres.optim={lr: 3e-3, warmup_steps: 2}",
     "sample={steps: 3, prior: {steps: 2}, superres: {steps: 2}}",
 )
 QUIET_CASCADE = (
@@ -115,8 +123,12 @@ QUIET_CASCADE = (
     "prior.model={width: 32, depth: 1, heads: 2}",
     "prior.process={kind: ddpm, predicts: clean}",
     "prior.optim={lr: 1e-2, warmup_steps: 2, schedule: constant}",
-    "superres.optim={lr: 1e-2, warmup_steps: 2, schedule: constant}",
+    "base.model={kind: dit, patch: 4, width: 64, depth: 1, heads: 2}",
+    "base.process={kind: ddpm, predicts: clean}",
     "base.loss={text_dropout_prob: 0, embedding_dropout_prob: 0}",
+    "superres.model={widths: [16, 16], blocks: [1, 1], attention: [false, true], cross: [false, false], head_width: 8, "
+    "efficient: true}",
+    "superres.optim={lr: 1e-2, warmup_steps: 2, schedule: constant}",
 )
 
 SMALL = {
@@ -195,35 +207,8 @@ SMALL = {
     ),
     "dalle2": Small(
         lambda out: write_shapes(out, 40, 0, image_size=32),
-        (
-            *CASCADE,
-            "base.model={widths: [16, 16], blocks: [1, 1], attention: [false, true], cross: [false, true], head_width: 8, "
-            "dropout: 0.1}",
-            "superres.batch_size=5",
-            "superres.crop=16",
-            "superres.model={widths: [16, 16], blocks: [1, 1], attention: [false, false], cross: [false, false], head_width: 8, "
-            "efficient: true}",
-            "superres.optim={lr: 3e-3, warmup_steps: 2}",
-        ),
-        quiet=(
-            *QUIET_CASCADE,
-            "base.model={widths: [32, 32], blocks: [1, 1], attention: [false, true], cross: [false, true], head_width: 8}",
-        ),
-    ),
-    "dalle2-ddpm": Small(
-        lambda out: write_shapes(out, 40, 0, image_size=32),
-        (
-            *CASCADE,
-            "base.model={kind: dit, patch: 4, width: 32, depth: 1, heads: 2, dropout: 0.1}",
-            "base.process={kind: ddpm, predicts: v, learned_variance: true}",
-            "prior.process={kind: edm, data_std: 1}",
-            "superres=null",
-        ),
-        quiet=(
-            *(item for item in QUIET_CASCADE if not item.startswith("superres.")),
-            "base.model={kind: dit, patch: 4, width: 64, depth: 1, heads: 2}",
-            "base.process={kind: ddpm, predicts: clean}",
-        ),
+        CASCADE,
+        quiet=QUIET_CASCADE,
     ),
     "meshgpt": Small(
         lambda out: write_furniture(out, 40, 0),

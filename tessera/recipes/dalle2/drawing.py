@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from tessera.batches import PairBatch, TextStates, from_uint8
+from tessera.compiling import compile_module
 from tessera.config import UserError
 from tessera.contracts import Chunk, Context, Nets
 from tessera.generators.diffusion.condition import Condition
@@ -174,7 +175,7 @@ class Painter:
         self._samplers.clear()
         for nets in self.stages.values():
             if "generator" in nets:
-                nets["generator"].compile()
+                compile_module(nets["generator"])
 
     # --- of real pictures
 
