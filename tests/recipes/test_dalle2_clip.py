@@ -1,0 +1,42 @@
+"""A CLIP model from the disk in the place of the pair."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tessera import pipeline
+from tessera.config import UserError
+from tessera.data.synth.shapes import write_shapes
+from tessera.sampling.session import load
+from tessera.tokenizers.pair.clip import load_clip
+from tests.recipes.test_dalle2_drawing import RATES, SETS
+from tests.text.test_frozen import clip_folder
+
+__all__ = ["clip_folder"]
+
+
+def test_a_clip_model_embeds_pictures_and_prompts(clip_folder: Path, tmp_path: Path) -> None:
+    write_shapes(tmp_path / "data", 20, 0, image_size=32)
+    sets = [*SETS, *RATES, f"embeddings={{kind: clip, path: {clip_folder}}}"]
+    config = pipeline.resolve("dalle2", preset="tiny", data=str(tmp_path / "data"), steps=2, sets=sets)
+    run = pipeline.train(config, run=tmp_path / "run")
+    session = load(run, device="cpu")
+    assert list(session.nets) == ["prior", "base", "superres"]
+    assert session.config.embedding_width == load_clip(clip_folder, session.device).width == 8
+    drawn = session.sample("a red circle")
+    varied = session.sample("", image=Image.new("RGB", (32, 32), (255, 0, 0)))
+    assert drawn[0].size == varied[0].size == (32, 32)
+    assert not np.array_equal(np.asarray(drawn[0]), np.asarray(varied[0]))
+
+
+def test_a_folder_without_a_model_is_told_before_anything_trains(tmp_path: Path) -> None:
+    write_shapes(tmp_path / "data", 20, 0, image_size=32)
+    sets = [*SETS, f"embeddings={{kind: clip, path: {tmp_path}}}"]
+    config = pipeline.resolve("dalle2", preset="tiny", data=str(tmp_path / "data"), steps=2, sets=sets)
+    with pytest.raises(UserError, match=r"has no config.json; expected a folder that `save_pretrained` wrote"):
+        pipeline.train(config, run=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
