@@ -10,11 +10,8 @@ from typing import TypeVar, overload
 
 from tessera.config import (
     DataConfig,
-    EmbeddingFilesConfig,
     ImageDataConfig,
-    ListedEmbeddingsConfig,
     MeshDataConfig,
-    TarEmbeddingsConfig,
     UserError,
     VideoDataConfig,
 )
@@ -22,14 +19,11 @@ from tessera.data.arrays import ArrayStacks
 from tessera.data.captions import names_side
 from tessera.data.clip_sources import ClipFolder, ClipStacks, StoredClips, holds_stacks, reading_of
 from tessera.data.clip_survey import near_clips
-from tessera.data.embedding_files import FileEmbeddings
-from tessera.data.embedding_tars import TarEmbeddings
-from tessera.data.embeddings import Embeddings
 from tessera.data.folders import Contents, list_folder
 from tessera.data.mesh_sources import MeshFolder
 from tessera.data.mesh_survey import near_meshes
 from tessera.data.shards import TarShards
-from tessera.data.sources import ImageFolder, Reading, Source, Stored, StoredImages, StringTable
+from tessera.data.sources import ImageFolder, Reading, Stored, StoredImages, StringTable
 from tessera.data.survey import merged_groups, near_pictures
 
 S = TypeVar("S", bound=Stored)
@@ -47,22 +41,6 @@ def open_source(path: Path | str, config: ImageDataConfig | MeshDataConfig) -> S
     if isinstance(config, VideoDataConfig):  # which is an ImageDataConfig, too
         return open_clips(contents, config)
     return open_meshes(contents, config) if isinstance(config, MeshDataConfig) else open_images(contents, config)
-
-
-def open_embeddings(config: EmbeddingFilesConfig, source: Source) -> Embeddings:
-    """What the config names, for the samples of a source. Reads headers only; `Missing.among` reads all."""
-    if isinstance(config, ListedEmbeddingsConfig):
-        return FileEmbeddings.listed(config.path)
-    if not isinstance(source, TarShards):
-        raise UserError(
-            f"embeddings of kind {config.kind} belong to webdataset tars, and the data is {type(source).__name__}; "
-            "bring one .npy with the list of its keys: kind list"
-        )
-    return (
-        TarEmbeddings.open(config, source)
-        if isinstance(config, TarEmbeddingsConfig)
-        else FileEmbeddings.of_shards(config, source)
-    )
 
 
 def open_meshes(contents: Contents, config: MeshDataConfig) -> MeshFolder:

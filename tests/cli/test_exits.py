@@ -120,7 +120,7 @@ def test_the_module_is_the_program(tmp_path: Path) -> None:
     ended = process("train", "mse", "--data", "x", cwd=tmp_path)
     assert ended.returncode == 2
     assert ended.stderr == (
-        "tessera: no recipe and no file is called 'mse'; did you mean 'muse'?; recipes: muse, phenaki, meshgpt; "
+        "tessera: no recipe and no file is called 'mse'; did you mean 'muse'?; recipes: muse, dalle2, phenaki, nuwa, meshgpt; "
         "or name a .yaml file\n"
     )
     assert process("--oops", cwd=tmp_path).returncode == 2

@@ -67,6 +67,7 @@ SETS = {  # a recipe, or RECIPE-KIND
         "base.ema_decay=0.9",
         "base.critic={kind: head}",
         "superres.resolution=32",
+        "superres.enlarged=false",  # as it was when these were frozen
         "superres.batch_size=4",
         "superres.model={width: 16, depth: 1, heads: 2, self_conditioning: true}",
         "superres.optim={lr: 1.0e-2, warmup_steps: 2}",

@@ -18,8 +18,9 @@ from tessera.config import (
     TarEmbeddingsConfig,
     UserError,
 )
+from tessera.data.embedding_opening import open_embeddings
 from tessera.data.embeddings import Embeddings, Missing
-from tessera.data.opening import open_embeddings, open_source
+from tessera.data.opening import open_source
 from tessera.data.shards import TarShards
 from tests.data.shard_makers import encoded, pack
 

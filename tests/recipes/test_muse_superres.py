@@ -28,8 +28,8 @@ def test_a_shared_tokenizer_sees_parts_as_large_as_the_finer_grid_has_them() -> 
 
 def test_without_a_shared_finer_grid_data_stay_as_they_are() -> None:
     assert tokenizer_data(tiny()) == tiny().data
-    own = with_superres(needs=NeedsConfig(tokenizer="elsewhere"))
-    assert tokenizer_data(own) == own.data
+    for alone in (with_superres(needs=NeedsConfig(tokenizer="elsewhere")), with_superres(enlarged=False)):
+        assert tokenizer_data(alone) == alone.data
 
 
 def test_its_batches_are_of_the_coarse_size_and_enlarged(tmp_path: Path) -> None:

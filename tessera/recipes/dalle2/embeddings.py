@@ -8,17 +8,16 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from tessera.config import ListedEmbeddingsConfig, ShardEmbeddingsConfig, TarEmbeddingsConfig, UserError
+from tessera.config import UserError
 from tessera.contracts import Nets
 from tessera.data.embedding_cache import write_embeddings
 from tessera.data.embedding_files import FileEmbeddings
-from tessera.data.embedding_tars import TarEmbeddings
+from tessera.data.embedding_opening import open_embeddings
 from tessera.data.embeddings import Embeddings
 from tessera.data.loader import Feed
-from tessera.data.shards import TarShards
 from tessera.data.sources import Source
 from tessera.recipes.captions import Prompts
-from tessera.recipes.dalle2.config import Dalle2Config
+from tessera.recipes.dalle2.config import Dalle2Config, TrainedPairConfig
 from tessera.recipes.precision import full_precision
 from tessera.tokenizers.pair.clip import ClipConfig, FrozenClip, clip_width, load_clip
 from tessera.tokenizers.pair.model import Embedder
@@ -36,21 +35,8 @@ def training_embeddings(config: Dalle2Config, nets: Nets, feed: Feed) -> Embeddi
     if isinstance(kind, ClipConfig):
         clip = load_clip(kind.path, feed.device)
         return FileEmbeddings.listed(write_embeddings(feed, clip.pictures, clip.fingerprint, clip.resolution))
-    return embedding_files(config, feed.source)
-
-
-def embedding_files(config: Dalle2Config, source: Source) -> Embeddings:
-    """Those that were computed elsewhere."""
-    kind = config.embeddings
-    if isinstance(kind, ListedEmbeddingsConfig):
-        return FileEmbeddings.listed(kind.path)
-    assert isinstance(kind, (TarEmbeddingsConfig, ShardEmbeddingsConfig))
-    if not isinstance(source, TarShards):
-        raise UserError(
-            f"embeddings.kind={kind.kind} is for data in tars, and these are none; use list (an .npy with the keys beside it), "
-            f"pair or clip"
-        )
-    return TarEmbeddings.open(kind, source) if isinstance(kind, TarEmbeddingsConfig) else FileEmbeddings.of_shards(kind, source)
+    assert not isinstance(kind, TrainedPairConfig)
+    return open_embeddings(kind, feed.source)
 
 
 def width_elsewhere(config: Dalle2Config, source: Source) -> int | None:
@@ -58,7 +44,8 @@ def width_elsewhere(config: Dalle2Config, source: Source) -> int | None:
     if config.has_pair:
         return None
     kind = config.embeddings
-    return clip_width(kind.path) if isinstance(kind, ClipConfig) else embedding_files(config, source).width
+    assert not isinstance(kind, TrainedPairConfig)
+    return clip_width(kind.path) if isinstance(kind, ClipConfig) else open_embeddings(kind, source).width
 
 
 @torch.no_grad()

@@ -105,7 +105,7 @@ def tokenizer_data(config: MuseConfig) -> ImageDataConfig:
     """What the tokenizer learns from. Where the finer grid is its own, too, it must know things at both sizes: it sees parts of
     pictures up to that much larger. One that had seen whole pictures alone knew small things by heart, and no large ones."""
     data, superres = config.data, config.superres
-    if superres is None or superres.needs.tokenizer is not None:
+    if superres is None or superres.needs.tokenizer is not None or not superres.enlarged:
         return data
     return data.model_copy(update={"crop": "random", "zoom": max(data.zoom, superres.resolution / data.resolution)})
 
