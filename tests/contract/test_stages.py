@@ -253,7 +253,7 @@ def recipe_of(variant: str) -> Recipe:
 
 
 STAGES = [
-    pytest.param(variant, train.name, id=f"{variant}-{train.name}")
+    pytest.param(variant, train.name, id=f"{variant}-{train.name}", marks=[pytest.mark.slow] * (variant == "phenaki-frames"))
     for variant, how in SMALL.items()
     for train in recipe_of(variant).steps(pipeline.resolve(recipe_of(variant).name, preset="tiny", sets=how.sets))
 ]

@@ -149,8 +149,8 @@ def test_the_card_of_clips(tmp_path: Path) -> None:
     found = gather_evidence(tmp_path, StoredStage(train, config, tmp_path, 4, {}, frozenset(), ""))
     assert found.sample == tmp_path / "base" / "samples" / "step-000004.gif"
     stored = Stored(tmp_path, FLICKER, config, {})
-    facts = {"base": {"step": 4, "nets": ["generator"], "averaged": []}}
-    card = write_card("moving", stored, facts, {"base": found}, {"base": "so many parameters"})
+    facts = {name: {"step": 4, "nets": [name], "averaged": []} for name in ("tokenizer", "base")}
+    card = write_card("moving", stored, facts, dict.fromkeys(facts, found), dict.fromkeys(facts, "so many parameters"))
     assert "| resolution | 17 frames (12.5 a second) of 64 x 64 pixels, RGB |" in card
     assert "![sample](base/sample.gif)" in card
     assert "encode_gif(clip)" in card
