@@ -1,1 +1,1 @@
-"""Generators: tokens given a condition."""
+"""Generators: tokens, pictures or vectors, given a condition."""

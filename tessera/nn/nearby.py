@@ -24,7 +24,7 @@ from tessera.config import Config, UserError
 from tessera.nn.attention import Attention
 from tessera.nn.positions import grid_coordinates
 
-LONG = 8192  # slots from which on a dense mask costs more than it saves
+LONG = 8192  # slots from which on no dense mask is made; where it begins to cost more than it saves is not measured yet
 BLOCK = 128  # FlexAttention's tiles
 
 Execution = Literal["auto", "dense", "bands", "blocks"]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import nn
 
-from tessera.contracts import Best, Stage, Turn
+from tessera.contracts import Stage
 from tessera.generators.autoregressive.grid_losses import GridLossConfig, GridLosses, digest
 from tessera.generators.autoregressive.grid_model import GridAutoregressive, GridBlock, GridConfig
 from tessera.generators.autoregressive.model import Level
 from tessera.generators.autoregressive.stage import AutoregressiveStageConfig
+from tessera.generators.stage import generator_stage
 from tessera.text.bytes import ByteEncoder
 
 
@@ -36,15 +38,8 @@ def build_nets(
 def build_stage(config: GridStageConfig, nets: dict[str, nn.Module]) -> Stage:
     """What `build_nets` made, and how it is trained on a `TokenBatch`."""
     losses = GridLosses(config.loss)
-    return Stage(
-        nets=nets,
-        averaged=tuple(nets),
-        ema_decay=config.ema_decay,
-        turns=[Turn(name="generator", trains=tuple(nets), loss=losses.turn, max_grad_norm=config.optim.max_grad_norm)],
-        optim=dict.fromkeys(nets, config.optim),
-        best=Best("loss", higher_is_better=False),
-        measure=losses.measure,
-        digest=digest,
+    return replace(
+        generator_stage(config, nets, losses, digest),
         compiled=(GridBlock, Level, ByteEncoder),
         recorded=(GridAutoregressive, ByteEncoder),
         sharded=(GridBlock,),

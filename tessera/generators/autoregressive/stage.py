@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
@@ -10,9 +11,10 @@ from torch import nn
 
 from tessera.batches import SequenceBatch
 from tessera.config import Config, OptimConfig
-from tessera.contracts import Best, Nets, Stage, Turn
+from tessera.contracts import Nets, Stage
 from tessera.generators.autoregressive.losses import AutoregressiveLossConfig, AutoregressiveLosses, as_it_is, digest
 from tessera.generators.autoregressive.model import Autoregressive, AutoregressiveConfig, Block, Level
+from tessera.generators.stage import generator_stage
 from tessera.text.bytes import ByteEncoder
 
 
@@ -46,15 +48,8 @@ def build_stage(
 ) -> Stage:
     """What `build_nets` made, and how it is trained. `read` turns what the loader brings into tokens."""
     losses = AutoregressiveLosses(config.loss, read)
-    return Stage(
-        nets=nets,
-        averaged=tuple(nets),
-        ema_decay=config.ema_decay,
-        turns=[Turn(name="generator", trains=tuple(nets), loss=losses.turn, max_grad_norm=config.optim.max_grad_norm)],
-        optim=dict.fromkeys(nets, config.optim),
-        best=Best("loss", higher_is_better=False),
-        measure=losses.measure,
-        digest=digest,
+    return replace(
+        generator_stage(config, nets, losses, digest),
         compiled=(Block, Level, ByteEncoder),
         varied=True,
         sharded=(Block,),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pydantic import Field
 from torch import nn
 
 from tessera.config import Config, OptimConfig
-from tessera.contracts import Best, Stage, Turn
+from tessera.contracts import Stage
 from tessera.generators.diffusion.losses import DiffusionLossConfig, DiffusionLosses, Read, digest
 from tessera.generators.diffusion.processes import FlowConfig, ProcessConfig, build_process
+from tessera.generators.stage import generator_stage
 
 Classes = tuple[type[nn.Module], ...]
 
@@ -37,15 +40,8 @@ def build_stage(
     """How `nets` are trained: the denoiser, named generator, and the text encoder that is trained with it, if there is one.
     `read` makes examples of batches; `recalls`: the network takes an earlier guess; the classes are those of its modules."""
     losses = DiffusionLosses(config.loss, build_process(config.process), read, recalls)
-    return Stage(
-        nets=nets,
-        averaged=tuple(nets),
-        ema_decay=config.ema_decay,
-        turns=[Turn(name="generator", trains=tuple(nets), loss=losses.turn, max_grad_norm=config.optim.max_grad_norm)],
-        optim=dict.fromkeys(nets, config.optim),
-        best=Best("loss", higher_is_better=False),
-        measure=losses.measure,
-        digest=digest,
+    return replace(
+        generator_stage(config, nets, losses, digest),
         compiled=compiled,
         recorded=recorded,
         sharded=sharded,
