@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -85,20 +86,29 @@ def timed_training(stage: Stage, num: int, faces: int) -> dict[str, Any]:
     return row | facts(num, faces, sum(map(count, stage.nets.values())))
 
 
-def timed_generator(num: int, faces: int) -> dict[str, Any]:
-    """On exact coordinates."""
-    read = sequences(tokens_of(MeshGPTConfig()))
-    return timed_training(build_autoregressive(PEER, {"generator": generator(PEER)}, read), num, faces)
+def generator_stage() -> Stage:
+    """The generator's, on exact coordinates."""
+    return build_autoregressive(PEER, {"generator": generator(PEER)}, sequences(tokens_of(MeshGPTConfig())))
 
 
 def train_case(data: Path | None) -> dict[str, Any]:
     """512 faces, width 512, depth 12, batch 4."""
-    return timed_generator(*((2, 16) if reduced() else (4, 512)))
+    return timed_training(generator_stage(), *((2, 16) if reduced() else (4, 512)))
 
 
-def long_case(data: Path | None) -> dict[str, Any]:
-    """The same for one mesh of 4,096 faces."""
-    return timed_generator(*((1, 64) if reduced() else (1, 4096)))
+def lengths_case(data: Path | None) -> dict[str, Any]:
+    """The same for one mesh of more and more faces, compiled once for all lengths; null where memory was not enough."""
+    step = trainer(generator_stage(), 0)
+    repeats, warm = (2, 1) if reduced() else (5, 2)
+    rows: dict[int, dict[str, Any] | None] = {}
+    for faces in (16, 32) if reduced() else (512, 1024, 2048, 4096, 8192, 16384, 32768):
+        batch = meshes(1, faces)
+        try:
+            rows[faces] = time_call(functools.partial(step, batch), faces, repeats=repeats, warm=warm, count=False)
+        except torch.OutOfMemoryError:
+            rows[faces] = None
+    longest, row = max((faces, row) for faces, row in rows.items() if row is not None)
+    return {"lengths": rows, "most_faces": longest, "items_per_s": row["items_per_s"], "items": "faces", "reduced": reduced()}
 
 
 def tokenizer_case(data: Path | None) -> dict[str, Any]:
@@ -169,7 +179,7 @@ def _quiet(line: str) -> None: ...
 CASES: dict[str, Callable[[Path | None], dict[str, Any]]] = {
     "mesh.tokenizer.train": tokenizer_case,
     "mesh.ar.train": train_case,
-    "mesh.ar.4096": long_case,
+    "mesh.ar.lengths": lengths_case,
     "mesh.ar.sample": sample_case,
     "mesh.ar.sample64": sample_many_case,
     "mesh.loader": loader_case,
