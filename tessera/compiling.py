@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import functools
+from typing import Literal
 
 import einops
 import torch
 from torch import nn
 
+Shapes = Literal["one", "few", "many"]
+"""How many different shapes a module's inputs have: with few, code is made for each; with many, once for all of them."""
 
-def compile_module(module: nn.Module, *, recorded: bool = False, varied: bool = False) -> None:
-    """In place. `recorded`: as CUDA graphs, too; `varied`: its inputs differ in shape, so one code is made for all of them."""
+
+def compile_module(module: nn.Module, *, recorded: bool = False, shapes: Shapes = "one") -> None:
+    """In place. `recorded`: as CUDA graphs, too, one for each shape."""
     settle_einops()
-    module.compile(mode="reduce-overhead" if recorded else None, dynamic=True if varied else None)
+    module.compile(mode="reduce-overhead" if recorded else None, dynamic={"one": None, "few": False, "many": True}[shapes])
 
 
 @functools.cache

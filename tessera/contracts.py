@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from tessera.compiling import Shapes
 from tessera.config import Config, Kinds, OptimConfig
 
 Nets = Mapping[str, nn.Module]
@@ -110,7 +111,7 @@ class Stage:
     digest: Callable[[Mapping[str, Tensor]], dict[str, float]] = _empty_digest  # reduced sums -> numbers: code use
     compiled: tuple[type[nn.Module], ...] = ()  # module classes that engine.compile compiles
     recorded: tuple[type[nn.Module], ...] = ()  # with engine.cuda_graphs: larger ones that are compiled and recorded instead
-    varied: bool = False  # whether shapes differ from batch to batch: code is then compiled once for all of them
+    shapes: Shapes = "one"  # how many different ones batches have
     sharded: tuple[type[nn.Module], ...] = ()  # module classes that engine.parallel: shard slices; nets without one stay whole
     checkpointed: tuple[type[nn.Module], ...] = ()  # module classes that engine.activation_checkpointing recomputes
 

@@ -20,7 +20,7 @@ from tessera.batches import ImageBatch, MeshBatch, PairBatch, TokenBatch, VideoB
 from tessera.config import DataConfig, ImageDataConfig, UserError
 from tessera.data.draws import drawn_caption, mirrors
 from tessera.data.order import Cut, Indices, Order
-from tessera.data.sources import Source, captions_of, split_indices
+from tessera.data.sources import Source, captions_of, reading_at, split_indices
 from tessera.media.images import Pixels, UnreadableImage, fit
 from tessera.randomness import fraction, mix, mix_text, permute
 
@@ -193,10 +193,11 @@ class ImageLoader(SampleLoader[Item, ImageBatch]):
         )  # fmt: skip
 
     @classmethod
-    def of(cls, feed: Feed) -> ImageLoader:
-        """For a stage that learns from pictures."""
+    def of(cls, feed: Feed, side: int) -> ImageLoader:
+        """For a stage that learns from pictures of so many pixels a side."""
+        config: ImageDataConfig = feed.config.model_copy(update={"resolution": side})
         return cls(
-            feed.source, feed.config, feed.cut, seed=feed.seed, device=feed.device,
+            reading_at(feed.source, round(side * config.zoom)), config, feed.cut, seed=feed.seed, device=feed.device,
             validation_samples=feed.validation_samples, preview_samples=feed.preview_samples,
         )  # fmt: skip
 

@@ -15,7 +15,7 @@ from tessera.data.draws import drawn_caption
 from tessera.data.embeddings import Absent, Embeddings, Missing, Vector
 from tessera.data.loader import Feed, Item, SampleLoader, Samples, prepare
 from tessera.data.order import Indices
-from tessera.data.sources import Source, StoredImages, captions_of, split_indices
+from tessera.data.sources import Source, captions_of, reading_at, split_indices
 from tessera.media.images import Pixels
 
 
@@ -74,7 +74,7 @@ class PairLoader(SampleLoader[PairItem, PairBatch]):
         source = feed.source
         if resolution is not None:
             config = config.model_copy(update={"resolution": resolution})
-            source = source.reading_at(round(resolution * config.zoom)) if isinstance(source, StoredImages) else source
+            source = reading_at(source, round(resolution * config.zoom))
         sides = split_indices(feed.source, config.validation_fraction)
         if embeddings is not None:
             sides = self._embedded(feed, embeddings, sides)

@@ -36,7 +36,7 @@ from tessera.config import ImageDataConfig, UserError, VideoDataConfig
 from tessera.data.captions import names_side
 from tessera.data.draws import view_draws
 from tessera.data.loader import Feed, end_workers, frame, make_dataloader
-from tessera.data.sources import Source, Stored, StoredImages, captions_of
+from tessera.data.sources import Source, Stored, captions_of, reading_at
 from tessera.data.token_cache import SHARD_SAMPLES, Ids, lengths_path, shard_path, sketch_paths
 from tessera.files import replace_json, sweep_halves, sync_folder, write_array, write_json
 from tessera.media.images import UnreadableImage
@@ -244,8 +244,7 @@ class Views(Dataset[Viewed]):
 
 def picture_views(feed: Feed, plan: TokenPlan) -> Views:
     """Of pictures at the plan's resolution."""
-    large = round(plan.resolution * feed.config.zoom)
-    source = feed.source.reading_at(large) if isinstance(feed.source, StoredImages) else feed.source
+    source = reading_at(feed.source, round(plan.resolution * feed.config.zoom))
     return Views(source, feed.config.model_copy(update={"resolution": plan.resolution}), plan.views, feed.seed)
 
 

@@ -89,7 +89,7 @@ def speed_up(net: nn.Module, stage: Stage, config: EngineConfig) -> None:
         if config.activation_checkpointing and isinstance(module, stage.checkpointed):
             module.forward = _recomputed(module.forward)
         if config.compile and isinstance(module, compiled):
-            compile_module(module, recorded=config.cuda_graphs, varied=stage.varied)
+            compile_module(module, recorded=config.cuda_graphs, shapes=stage.shapes)
 
 
 def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:

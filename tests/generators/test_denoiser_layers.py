@@ -240,7 +240,7 @@ def test_recomputing_layers_changes_no_gradient(kind: str) -> None:
     found = []
     for recomputed in (False, True):
         net, x = denoiser(kind, **EVERYTHING), noise()
-        stage: Any = SimpleNamespace(compiled=COMPILED, recorded=RECORDED, checkpointed=CHECKPOINTED, varied=False)
+        stage: Any = SimpleNamespace(compiled=COMPILED, recorded=RECORDED, checkpointed=CHECKPOINTED, shapes="one")
         speed_up(net, stage, EngineConfig(activation_checkpointing=recomputed, compile=False))
         assert any("forward" in vars(layer) for layer in net.modules()) == recomputed
         net(x, levels(), told(x, EVERYTHING)).square().sum().backward()

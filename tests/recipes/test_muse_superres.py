@@ -2,51 +2,74 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image
 
-from tessera.config import ImageDataConfig
+from tessera.batches import ImageBatch
+from tessera.contracts import Context
 from tessera.data.loader import Feed
 from tessera.data.opening import open_source
 from tessera.data.order import Cut
 from tessera.recipes.muse.config import MuseConfig, SuperresConfig, tiny
-from tessera.recipes.muse.stages import tokenizer_data, tokenizer_step
+from tessera.recipes.muse.stages import coarse_side, tokenizer_side, tokenizer_step
 from tessera.recipes.needs import NeedsConfig
+from tessera.tokenizers.image.losses import ImageLosses
+from tessera.tokenizers.image.stage import build_stage
 
 
 def with_superres(**changes: object) -> MuseConfig:
     return tiny().model_copy(update={"superres": SuperresConfig(resolution=64, **changes)})  # type: ignore[arg-type]
 
 
-def test_a_shared_tokenizer_sees_parts_as_large_as_the_finer_grid_has_them() -> None:
-    found = tokenizer_data(with_superres())
-    assert (found.crop, found.zoom, found.resolution) == ("random", 2.0, 32)
+def test_a_shared_tokenizer_sees_pictures_of_both_sizes() -> None:
+    assert (tokenizer_side(with_superres()), coarse_side(with_superres())) == (64, 32)
 
 
-def test_without_a_shared_finer_grid_data_stay_as_they_are() -> None:
-    assert tokenizer_data(tiny()) == tiny().data
-    for alone in (with_superres(needs=NeedsConfig(tokenizer="elsewhere")), with_superres(enlarged=False)):
-        assert tokenizer_data(alone) == alone.data
+def test_without_a_shared_finer_grid_pictures_are_of_one_size() -> None:
+    for alone in (tiny(), with_superres(needs=NeedsConfig(tokenizer="elsewhere")), with_superres(enlarged=False)):
+        assert (tokenizer_side(alone), coarse_side(alone)) == (32, None)
 
 
-def test_its_batches_are_of_the_coarse_size_and_enlarged(tmp_path: Path) -> None:
-    picture = np.zeros((64, 64, 3), np.uint8)
-    picture[:, :32] = 255  # one edge: a part that is twice as large has at most half of the picture's edges
-    for index in range(64):
-        Image.fromarray(np.roll(picture, index, axis=1)).save(tmp_path / f"{index:02}.png")
+def test_its_batches_are_of_the_finer_size(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    whole = {}
+    for index in range(4):
+        whole[f"{index:02}"] = picture = rng.integers(0, 256, (128, 128, 3), np.uint8)
+        Image.fromarray(picture).save(tmp_path / f"{index:02}.jpg", quality=100, subsampling=0)
     config = with_superres()
-    source = open_source(tmp_path, ImageDataConfig(path=str(tmp_path), workers=0))
     data = config.data.model_copy(update={"path": str(tmp_path), "validation_fraction": 0.0, "workers": 0})
-    config = config.model_copy(update={"data": data})
+    source = open_source(tmp_path, data)  # opened for 32 px: a JPEG of 128 px would be read at 32
     feed = Feed(
-        source=source, config=data, cut=Cut(64, None, 0, 1), seed=0, device=torch.device("cpu"), validation_samples=0,
+        source=source, config=data, cut=Cut(4, None, 0, 1), seed=0, device=torch.device("cpu"), validation_samples=0,
         preview_samples=0, caches=tmp_path / "caches",
     )  # fmt: skip
-    loader = tokenizer_step(config).feed({}, feed)
+    loader = tokenizer_step(config.model_copy(update={"data": data})).feed({}, feed)
     (batch,) = next(iter(loader.batches(0)))
-    assert batch.images.shape == (64, 3, 32, 32)
-    bright = (batch.images[:, 0, 0] > 0).float().mean(1)  # whole pictures are half bright, whatever they were rolled by
-    assert (bright - 0.5).abs().max() > 0.2
+    assert batch.images.shape == (4, 3, 64, 64)
+    for image, key in zip(batch.images, batch.keys, strict=True):
+        halved = whole[key].reshape(64, 2, 64, 2, 3).mean((1, 3)) / 127.5 - 1
+        seen = image.permute(1, 2, 0).float().numpy()
+        assert np.corrcoef(seen.ravel(), halved.ravel())[0, 1] > 0.9, "at 64 px, not 32 enlarged"
+
+
+def test_its_loss_is_the_mean_of_both_sizes_and_its_sums_are_over_both_grids() -> None:
+    config = with_superres().tokenizer.model_copy(update={"critic": None})
+    images = torch.randint(0, 256, (3, 3, 64, 64), dtype=torch.uint8)
+    batch = ImageBatch.stack(list(images), ["a", "b", "c"], [None] * 3, [0, 1, 2]).to(torch.device("cpu"))
+    torch.manual_seed(0)
+    stage = build_stage(config, 3, small=32)
+    context = Context(0, 0, torch.arange(3))
+    plain = ImageLosses(config.loss, None)
+    shrunk = replace(batch, images=F.interpolate(batch.images, scale_factor=0.5, mode="bilinear", antialias=True))
+    for turn, own in ((stage.turns[0].loss, plain.tokenizer_turn), (stage.measure, plain.measure)):
+        assert turn is not None
+        large, small, both = own(stage.nets, batch, context), own(stage.nets, shrunk, context), turn(stage.nets, batch, context)
+        torch.testing.assert_close(both.total, (large.total + small.total) / 2)
+        torch.testing.assert_close(both.parts["psnr"], (large.parts["psnr"] + small.parts["psnr"]) / 2)
+        assert both.weight == 3
+        assert both.stats["codes"].sum() == 3 * (16 * 16 + 8 * 8)

@@ -51,7 +51,8 @@ def build_stage(
     return replace(
         generator_stage(config, nets, losses, digest),
         compiled=(Block, Level, ByteEncoder),
-        varied=True,
+        recorded=(Autoregressive, ByteEncoder),
+        shapes="many",
         sharded=(Block,),
         checkpointed=(Block,),
     )

@@ -38,7 +38,7 @@ class SuperresConfig(MaskedStageConfig):
     resolution: int = Field(128, ge=16)
     """Height and width of its pictures in pixels."""
     enlarged: bool = True
-    """Train the tokenizer, where it serves this grid, too, also on parts of pictures as large as they are here."""
+    """Train the tokenizer, where it serves this grid, too, on pictures of both sizes."""
     needs: NeedsConfig = NeedsConfig()
     """Where the tokens of its own grid come from; by default the same tokenizer."""
     tokenizer: ImageTokenizerConfig | None = None

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from tessera.batches import ImageBatch, TokenBatch
-from tessera.config import ImageDataConfig, Layer, UserError, build, layer_of
+from tessera.config import Layer, UserError, build, layer_of
 from tessera.contracts import Context, Nets, Preview, Stage, Train
 from tessera.data.loader import Feed, ImageLoader
 from tessera.data.prepare import TokenPlan, write_tokens
@@ -87,7 +87,7 @@ def tokenizer_step(config: MuseConfig) -> Train:
     def build_tokenizer() -> Stage:
         wanted = config.tokenizer.loss.perceptual
         perceptual = None if wanted is None else load_vgg16(wanted.path)
-        stage = build_stage(config.tokenizer, config.data.channels, perceptual)
+        stage = build_stage(config.tokenizer, config.data.channels, perceptual, small=coarse_side(config))
         return replace(stage, preview=preview_reconstructions)
 
     return Train(
@@ -96,18 +96,21 @@ def tokenizer_step(config: MuseConfig) -> Train:
         steps=config.tokenizer.steps,
         build=build_tokenizer,
         serves=lambda: {"tokenizer": ImageTokenizer(config.tokenizer.model, config.data.channels)},
-        feed=lambda nets, feed: ImageLoader.of(replace(feed, config=tokenizer_data(config))),
+        feed=lambda nets, feed: ImageLoader.of(feed, tokenizer_side(config)),
         origin=config.base.needs.tokenizer,
     )
 
 
-def tokenizer_data(config: MuseConfig) -> ImageDataConfig:
-    """What the tokenizer learns from. Where the finer grid is its own, too, it must know things at both sizes: it sees parts of
-    pictures up to that much larger. One that had seen whole pictures alone knew small things by heart, and no large ones."""
-    data, superres = config.data, config.superres
-    if superres is None or superres.needs.tokenizer is not None or not superres.enlarged:
-        return data
-    return data.model_copy(update={"crop": "random", "zoom": max(data.zoom, superres.resolution / data.resolution)})
+def tokenizer_side(config: MuseConfig) -> int:
+    """Height and width of what the tokenizer learns from: where the finer grid is its own, too, that of the finer pictures."""
+    superres = config.superres
+    shared = superres is not None and superres.needs.tokenizer is None and superres.enlarged
+    return superres.resolution if superres is not None and shared else config.data.resolution
+
+
+def coarse_side(config: MuseConfig) -> int | None:
+    """To which size pictures are shrunk beside it, where they are larger than those of the coarse grid."""
+    return None if tokenizer_side(config) == config.data.resolution else config.data.resolution
 
 
 def serves_fine(config: MuseConfig) -> Callable[[], Nets]:

@@ -16,6 +16,7 @@ from tessera.nn.perceptual import VGG16Distance
 from tessera.tokenizers.image.critic import Critic, CriticConfig
 from tessera.tokenizers.image.losses import ImageLossConfig, ImageLosses, follow
 from tessera.tokenizers.image.model import Decoder, Encoder, ImageTokenizer, ImageTokenizerConfig
+from tessera.tokenizers.image.two_sizes import TwoSizes
 
 
 class ImageTokenizerStageConfig(Config):
@@ -44,14 +45,18 @@ class ImageTokenizerStageConfig(Config):
         return self
 
 
-def build_stage(config: ImageTokenizerStageConfig, channels: int, perceptual: nn.Module | None = None) -> Stage:
-    """Fresh nets from torch's current seed."""
-    losses, tokenizer = ImageLosses(config.loss, config.critic), ImageTokenizer(config.model, channels)
+def build_stage(
+    config: ImageTokenizerStageConfig, channels: int, perceptual: nn.Module | None = None, *, small: int | None = None
+) -> Stage:
+    """Fresh nets from torch's current seed. With `small` pictures are also seen shrunk to so many pixels a side."""
+    own, tokenizer = ImageLosses(config.loss, config.critic), ImageTokenizer(config.model, channels)
+    losses = own if small is None else TwoSizes(own, small)
     critic = None if config.critic is None else Critic(config.critic, channels)
     stage = autoencoder_stage(config, losses, tokenizer, critic, perceptual)
     return replace(
-        stage, compiled=(Encoder, Decoder, Critic, VGG16Distance), sharded=(Encoder, Decoder), checkpointed=(ResidualBlock,)
-    )
+        stage, compiled=(Encoder, Decoder, Critic, VGG16Distance), shapes="one" if small is None else "few",
+        sharded=(Encoder, Decoder), checkpointed=(ResidualBlock,),
+    )  # fmt: skip
 
 
 class Training(Protocol):

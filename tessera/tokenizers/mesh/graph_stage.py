@@ -42,7 +42,8 @@ def build_stage(config: GraphTokenizerStageConfig, bins: int) -> Stage:
         after=follow,
         digest=losses.digest,
         compiled=(Encoder, Decoder),
-        varied=True,
+        recorded=(GraphTokenizer,),
+        shapes="many",
         sharded=(Encoder, Decoder),
         checkpointed=(GraphLayer, ConvBlock, EncoderBlock),
     )
