@@ -86,6 +86,15 @@ class Preview:
     beside: Mapping[str, bytes] = field(default_factory=dict)  # extension -> the same seen otherwise: frames of a gif as a png
 
 
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a stage measures of its training data before its first step, and keeps in buffers of its nets."""
+
+    sums: Callable[[Nets, Any], Mapping[str, Tensor]]  # of one micro-batch, in fp64: the order of summing must not show
+    keep: Callable[[Nets, Mapping[str, Tensor]], None]  # the sums over all batches and ranks, into buffers
+    samples: int  # how many of the stream's first ones; all of an epoch where that has fewer
+
+
 def _nothing_after(nets: Nets, stats: Mapping[str, Tensor], step: int) -> None: ...
 
 
@@ -105,6 +114,7 @@ class Stage:
     averaged: tuple[str, ...] = ()  # nets with an EMA
     ema_decay: float = 0.999
     needs: Mapping[str, str] = field(default_factory=dict)  # name -> hash of the checkpoint that training reads
+    survey: Survey | None = None  # of the training data, before step 0
     measure: LossFunction | None = None  # validation: parts and stats are summed over the whole split
     preview: Callable[[Nets, Nets, Any, Context], Preview] | None = None  # (raw nets, averaged nets, batch, context)
     after: Callable[[Nets, Mapping[str, Tensor], int], None] = _nothing_after  # once a step, with the stats of its turns

@@ -28,6 +28,7 @@ from tessera.engine.run import unwritable
 from tessera.engine.signals import StopFlag
 from tessera.engine.state import TrainState
 from tessera.engine.step import Setting, StepReport, autocast, train_step
+from tessera.engine.survey import take_survey
 from tessera.engine.track import Journal, Metrics
 from tessera.engine.validate import eval_mode, validate
 from tessera.files import write_json
@@ -88,6 +89,8 @@ class Fit:
 
     def run(self) -> None:
         """Trains to the end. Raises `Stopped` on a signal, `NonFinite` where numbers break, `UserError` on too many bad files."""
+        if self.state.step == 0 and self.job.stage.survey is not None:
+            take_survey(self.job.stage, self.job.stage.survey, self.state, self.job.loader, self.job.batch_size, self.setting)
         batches = self.job.loader.batches(self.state.step)
         try:
             while self.state.step < self.job.steps:

@@ -208,6 +208,7 @@ class Stream:
     batch_size: int = 8
     num_micro: int = 2
     closed: int = 0
+    train: range = range(64)
     on_step: Callable[[int], None] = lambda step: None
     change: Callable[[int, list[Points]], list[Points]] = lambda step, batches: batches
     held_out: list[Points] = field(default_factory=lambda: [points(10_000, 4), points(10_004, 4)])
