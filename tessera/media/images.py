@@ -130,19 +130,22 @@ def resize(array: Pixels, height: int, width: int) -> Pixels:
     return _resample(array, height, width, (0.0, 0.0, float(array.shape[1]), float(array.shape[0])))
 
 
-def fit(array: Pixels, resolution: int, *, crop_x: float = 0.5, crop_y: float = 0.5, zoom: float = 1.0) -> Pixels:
-    """A square of `resolution` pixels: a window as wide as the shorter side divided by `zoom`, at the relative place (crop_x,
-    crop_y), 0 being left or top and 1 right or bottom. Crop and scale are one resampling. A window that is already
-    `resolution` pixels wide is cut out at whole pixels, unchanged, and may share the array's memory."""
+def fit(array: Pixels, size: int | tuple[int, int], *, crop_x: float = 0.5, crop_y: float = 0.5, zoom: float = 1.0) -> Pixels:
+    """A square of `size` pixels, or of height x width: the largest window of these proportions, divided by `zoom`, at the
+    relative place (crop_x, crop_y), 0 being left or top and 1 right or bottom. Crop and scale are one resampling. A window that
+    already has the size is cut out at whole pixels, unchanged, and may share the array's memory."""
     if not (zoom >= 1 and 0 <= crop_x <= 1 and 0 <= crop_y <= 1):
         raise ValueError(f"got zoom={zoom}, crop_x={crop_x}, crop_y={crop_y}; expected zoom of 1 or more and crops from 0 to 1")
     height, width = array.shape[:2]
-    side = min(height, width) / zoom
-    left, top = crop_x * (width - side), crop_y * (height - side)
-    if side == resolution:
+    rows, columns = (size, size) if isinstance(size, int) else size
+    wide = width * rows > height * columns  # of the picture the sides are cut off, not top and bottom
+    tall, broad = (height, height * columns / rows) if wide else (width * rows / columns, width)
+    tall, broad = tall / zoom, broad / zoom
+    left, top = crop_x * (width - broad), crop_y * (height - tall)
+    if (tall, broad) == (rows, columns):
         x, y = round(left), round(top)
-        return np.ascontiguousarray(array[y : y + resolution, x : x + resolution])
-    return _resample(array, resolution, resolution, (left, top, min(left + side, width), min(top + side, height)))
+        return np.ascontiguousarray(array[y : y + rows, x : x + columns])
+    return _resample(array, rows, columns, (left, top, min(left + broad, width), min(top + tall, height)))
 
 
 def _resample(array: Pixels, height: int, width: int, box: tuple[float, float, float, float]) -> Pixels:

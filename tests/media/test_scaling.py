@@ -123,22 +123,43 @@ def test_fit_at_the_ends_and_in_the_middle(channels: int) -> None:
 @given(
     height=st.integers(5, 40),
     width=st.integers(5, 40),
-    resolution=st.integers(3, 40),
+    size=st.one_of(st.integers(3, 40), st.tuples(st.integers(3, 40), st.integers(3, 40))),
     crop_x=st.floats(0, 1),
     crop_y=st.floats(0, 1),
     zoom=st.floats(1, 3),
 )
 def test_fit_is_one_resampling_of_the_window(
-    height: int, width: int, resolution: int, crop_x: float, crop_y: float, zoom: float
+    height: int, width: int, size: int | tuple[int, int], crop_x: float, crop_y: float, zoom: float
 ) -> None:
     picture = smooth(height, width) // 2 + 64
-    got = fit(picture, resolution, crop_x=crop_x, crop_y=crop_y, zoom=zoom)
-    side = min(height, width) / zoom
-    left, top = crop_x * (width - side), crop_y * (height - side)
-    assert got.shape == (resolution, resolution, 3)
-    if side != resolution:
-        expected = bicubic(picture, resolution, resolution, (left, top, left + side, top + side))
+    got = fit(picture, size, crop_x=crop_x, crop_y=crop_y, zoom=zoom)
+    rows, columns = (size, size) if isinstance(size, int) else size
+    pixel = min(height / rows, width / columns) / zoom  # as large in both directions: nothing is stretched
+    tall, broad = rows * pixel, columns * pixel
+    left, top = crop_x * (width - broad), crop_y * (height - tall)
+    assert got.shape == (rows, columns, 3)
+    if abs(pixel - 1) > 1e-9:
+        expected = bicubic(picture, rows, columns, (left, top, left + broad, top + tall))
         assert np.abs(got - expected).max() <= 1.3
+
+
+@pytest.mark.parametrize("size", [(24, 36), (36, 24), (30, 30), (12, 40)])
+def test_a_circle_stays_a_circle(size: tuple[int, int]) -> None:
+    y, x = np.mgrid[:120, :200]
+    disc = np.where((y - 59.5) ** 2 + (x - 99.5) ** 2 < 25**2, 255, 0).astype(np.uint8)[:, :, None]
+    got = fit(disc, size)[:, :, 0].astype(float) / 255
+    pixel = min(120 / size[0], 200 / size[1])
+    assert got.sum() == pytest.approx(np.pi * (25 / pixel) ** 2, rel=0.02)
+    from_middle = [np.square(np.arange(n) - (n - 1) / 2) * got.sum(1 - axis) for axis, n in enumerate(size)]
+    spread = [np.sqrt(squares.sum() / got.sum()) for squares in from_middle]
+    assert spread == pytest.approx([25 / pixel / 2] * 2, rel=0.02)  # of a disc: half its radius, in both directions
+
+
+def test_fit_cuts_a_window_of_the_right_size_out_unchanged() -> None:
+    picture = noise(12, 20)
+    assert np.array_equal(fit(picture, (12, 15), crop_x=1.0), picture[:, 5:])
+    assert np.array_equal(fit(picture, (6, 10), crop_x=1.0, crop_y=0.0, zoom=2.0), picture[:6, 10:])
+    assert np.array_equal(fit(picture, (6, 20)), picture[3:9])
 
 
 @pytest.mark.parametrize("wrong", [{"zoom": 0.5}, {"crop_x": -0.1}, {"crop_y": 1.5}, {"zoom": float("nan")}])
