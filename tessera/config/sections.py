@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -42,12 +42,15 @@ class ImageDataConfig(DataConfig):
 
     resolution: int = Field(64, ge=16)
     """Height and width of training pictures in pixels."""
+    width: int | None = Field(None, ge=16)
+    """Width of pictures that are not square; resolution is then their height, here and wherever else one is named: their widths
+    follow. null: as wide as high."""
     channels: Literal[1, 3, 4] = 3
     """1 grey, 3 RGB, 4 RGBA."""
     background: tuple[int, int, int] = (255, 255, 255)
     """Colour under transparent pixels when channels is 1 or 3."""
     crop: Literal["center", "random"] = "center"
-    """Which square of a picture that is not square; `random` draws another one each epoch."""
+    """Which part of a picture of other proportions; `random` draws another one each epoch."""
     zoom: float = Field(1.0, ge=1.0, le=4.0)
     """With a random crop: up to how many times the picture is enlarged before it is cut."""
     flip: bool | Literal["always"] = False
@@ -63,6 +66,22 @@ class ImageDataConfig(DataConfig):
         if not all(0 <= value <= 255 for value in self.background):
             raise ValueError(f"background {list(self.background)} is no colour; expected three numbers from 0 to 255")
         return self
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width."""
+        return self.resolution, self.width or self.resolution
+
+    @property
+    def square(self) -> bool:
+        """Whether both are the same."""
+        return self.size[0] == self.size[1]
+
+    def at(self, resolution: int) -> Self:
+        """The same pictures with another height, and as wide as their proportions say, to the nearest pixel."""
+        height, width = self.size
+        other = None if self.width is None else round(resolution * width / height)
+        return self.model_copy(update={"resolution": resolution, "width": other})
 
 
 class VideoDataConfig(ImageDataConfig):
@@ -89,6 +108,8 @@ class VideoDataConfig(ImageDataConfig):
 
     @model_validator(mode="after")
     def _frames(self) -> VideoDataConfig:
+        if not self.square:
+            raise ValueError(f"width {self.width}, resolution {self.resolution}: clips are square; leave width out")
         if self.fps is not None and self.stride > 1:
             raise ValueError(f"fps {self.fps:g} and stride {self.stride} both say which frames are taken; leave one of them out")
         if self.fit == "letterbox" and self.crop == "random":

@@ -33,6 +33,7 @@ def write_embeddings(feed: Feed, encode: Callable[[Tensor], Tensor], fingerprint
     resolution, and returns b e; `fingerprint` names it."""
     data, main = feed.config, feed.cut.rank == 0
     facts = [FORMAT, fingerprint, resolution, data.channels, data.background, stamp(feed.source)]
+    facts += [] if data.square else [data.at(resolution).size]
     folder = feed.caches / f"embeddings-{mix_text(json.dumps(facts)):016x}"
     feed.uses(folder)
     if (folder / "manifest.json").is_file():

@@ -193,11 +193,11 @@ class ImageLoader(SampleLoader[Item, ImageBatch]):
         )  # fmt: skip
 
     @classmethod
-    def of(cls, feed: Feed, side: int) -> ImageLoader:
-        """For a stage that learns from pictures of so many pixels a side."""
-        config: ImageDataConfig = feed.config.model_copy(update={"resolution": side})
+    def of(cls, feed: Feed, resolution: int) -> ImageLoader:
+        """For a stage that learns from pictures of that height."""
+        config: ImageDataConfig = feed.config.at(resolution)
         return cls(
-            reading_at(feed.source, round(side * config.zoom)), config, feed.cut, seed=feed.seed, device=feed.device,
+            reading_at(feed.source, round(max(config.size) * config.zoom)), config, feed.cut, seed=feed.seed, device=feed.device,
             validation_samples=feed.validation_samples, preview_samples=feed.preview_samples,
         )  # fmt: skip
 
@@ -231,20 +231,20 @@ def prepare(source: Source, config: ImageDataConfig, index: int, position: int, 
     try:
         image = source.read(index)
     except (UnreadableImage, UserError, OSError) as error:  # UserError from a user's own dataset
-        blank = np.zeros((config.resolution, config.resolution, config.channels), np.uint8)
+        blank = np.zeros((*config.size, config.channels), np.uint8)
         fault = f"{key}: {error}" if isinstance(error, OSError) else str(error)
         return Item(key, caption, position, blank, readable=False, fault=fault)
     return Item(key, caption, position, frame(image, config, captions, draw))
 
 
 def frame(image: Pixels, config: ImageDataConfig, captions: Sequence[str], draw: int | None) -> Pixels:
-    """The square of a picture that a draw decides, at the resolution, perhaps mirrored."""
+    """The part of a picture that a draw decides, at the size, perhaps mirrored."""
     crop_x = crop_y = 0.5
     zoom = 1.0
     if draw is not None and config.crop == "random":
         crop_x, crop_y = fraction(mix(draw, 1)), fraction(mix(draw, 2))
         zoom = 1 + (config.zoom - 1) * fraction(mix(draw, 3))
-    image = fit(image, config.resolution, crop_x=crop_x, crop_y=crop_y, zoom=zoom)
+    image = fit(image, config.size, crop_x=crop_x, crop_y=crop_y, zoom=zoom)
     return image[:, ::-1] if mirrors(config.flip, captions, draw) else image
 
 

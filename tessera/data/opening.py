@@ -65,7 +65,7 @@ def open_images(contents: Contents, config: ImageDataConfig) -> StoredImages:
     reading = Reading(
         channels=config.channels,
         background=config.background,
-        min_side=round(config.resolution * config.zoom),
+        min_side=round(max(config.size) * config.zoom),
         group_by=config.group_by,
         split_folders=config.split == "auto",
         class_folders=config.class_folders,

@@ -73,8 +73,8 @@ class PairLoader(SampleLoader[PairItem, PairBatch]):
         config: ImageDataConfig = feed.config
         source = feed.source
         if resolution is not None:
-            config = config.model_copy(update={"resolution": resolution})
-            source = reading_at(source, round(resolution * config.zoom))
+            config = config.at(resolution)
+            source = reading_at(source, round(max(config.size) * config.zoom))
         sides = split_indices(feed.source, config.validation_fraction)
         if embeddings is not None:
             sides = self._embedded(feed, embeddings, sides)

@@ -85,6 +85,7 @@ def cache_folder(feed: Feed, plan: TokenPlan) -> Path:
         *((data.crop, data.zoom, data.flip, feed.seed) if plan.views > 1 else ()),
         *((plan.time_stride, data.frames, data.fps, data.stride, data.start, data.fit) if plan.time_stride else ()),
         *((plan.sketch,) if plan.sketched else ()),
+        *(() if data.square else (data.at(plan.resolution).size,)),
     ]  # fmt: skip
     return feed.caches / f"tokens-{plan.resolution}-{mix_text(json.dumps(facts)):016x}"
 
@@ -236,7 +237,7 @@ class Views(Dataset[Viewed]):
         try:
             image = self.source.read(index)
         except (UnreadableImage, UserError, OSError) as error:
-            blank = np.zeros((self.views, self.config.resolution, self.config.resolution, self.config.channels), np.uint8)
+            blank = np.zeros((self.views, *self.config.size, self.config.channels), np.uint8)
             return Viewed(key, blank, str(error))
         draws = view_draws(key, self.views, self.seed)
         return Viewed(key, np.stack([frame(image, self.config, captions, draw) for draw in draws]), "")
@@ -244,8 +245,8 @@ class Views(Dataset[Viewed]):
 
 def picture_views(feed: Feed, plan: TokenPlan) -> Views:
     """Of pictures at the plan's resolution."""
-    source = reading_at(feed.source, round(plan.resolution * feed.config.zoom))
-    return Views(source, feed.config.model_copy(update={"resolution": plan.resolution}), plan.views, feed.seed)
+    config = feed.config.at(plan.resolution)
+    return Views(reading_at(feed.source, round(max(config.size) * config.zoom)), config, plan.views, feed.seed)
 
 
 def write_shard(folder: Path, shard: int, made: Encoded, plan: TokenPlan) -> None:

@@ -117,6 +117,6 @@ def read_side(source: Source, config: ImageDataConfig, indices: npt.NDArray[np.i
     chosen: Sequence[int] = [int(i) for i in indices[permute(np.arange(min(most, len(indices))), len(indices), key)]]
     items = [item for index in chosen if (item := prepare(source, config, index, 0)).readable]
     if not items:
-        shape = (0, config.resolution, config.resolution, config.channels)
+        shape = (0, *config.size, config.channels)
         return Side(np.zeros(shape, np.uint8), ())
     return Side(np.stack([item.image for item in items]), tuple(item.caption for item in items))

@@ -63,7 +63,7 @@ def judge_pictures(session: Session, root: Any, data: Any, world: World, say: Sa
 
 def material_of(session: Session, data: Any, config: EvaluateConfig, source: Any) -> Material:
     """Held-out and training pictures at the size that the model draws."""
-    sized = data.model_copy(update={"resolution": session.resolution})
+    sized = data.at(session.resolution)
     return load_material(sized, most_train=config.train_samples, most_held_out=2 * config.n, seed=config.seed, source=source)
 
 

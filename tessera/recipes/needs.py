@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tessera.config import Config
+from typing import Any
+
+from tessera.config import Config, ImageDataConfig, UserError
 
 
 class NeedsConfig(Config):
@@ -10,3 +12,12 @@ class NeedsConfig(Config):
 
     tokenizer: str | None = None
     """RUN/tokenizer of another run or export, to use instead of training one in this run."""
+
+
+def refuse_other_channels(data: ImageDataConfig, other: Any, origin: str) -> None:
+    """Grey pictures cannot go through a tokenizer of coloured ones."""
+    if other.data.channels != data.channels:
+        raise UserError(
+            f"{origin} was trained on pictures of {other.data.channels} channels, data.channels is {data.channels}; "
+            f"set data.channels={other.data.channels}, or name another tokenizer"
+        )

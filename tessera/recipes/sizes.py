@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+from tessera.config import ImageDataConfig
 
-def refuse_resolution(resolution: int, stride: int) -> None:
+
+def refuse_resolution(data: ImageDataConfig, stride: int) -> None:
     """Pixels must be whole tokens."""
-    if resolution % stride:
-        below, above = resolution // stride * stride, -(-resolution // stride) * stride
+    for name, side in zip(("data.resolution", "data.width"), data.size, strict=True):
+        if side % stride:
+            raise ValueError(
+                f"{name} {side} cannot be divided by the tokenizer's stride {stride}; "
+                f"use {sides_near(side, stride)}, or another tokenizer.model"
+            )
+
+
+def sides_near(side: int, stride: int) -> str:
+    """The two that can be divided, in words."""
+    below, above = side // stride * stride, -(-side // stride) * stride
+    return " or ".join(str(near) for near in (below, above) if near >= 16)
+
+
+def refuse_other_proportions(data: ImageDataConfig, resolution: int, name: str) -> None:
+    """The width that follows from a height must be whole pixels."""
+    height, width = data.size
+    if resolution * width % height:
+        step = height // math.gcd(height, width)
         raise ValueError(
-            f"data.resolution {resolution} cannot be divided by the tokenizer's stride {stride}; "
-            f"use {' or '.join(str(size) for size in (below, above) if size >= 16)}, or another tokenizer.model"
+            f"{name} {resolution} would be {resolution * width / height:.2f} pixels wide, as pictures of {height} x {width} are "
+            f"(data.resolution, data.width); use {sides_near(resolution, step)}"
         )
 
 

@@ -81,20 +81,20 @@ def describe_model(stage: StoredStage, nets: Nets) -> str:
         kind = f"{quantizer.kind} of {links} {quantizer.quantizer.kind}" if quantizer.kind == "residual" else quantizer.kind
         said.append(f"quantizer {kind} with {quantizer.vocab_size:,} codes{' each' if links > 1 else ''}")
         if pictures:
-            side = data.resolution // model.stride
+            rows, columns = (side // model.stride for side in data.size)
             moving = isinstance(data, VideoDataConfig)
             steps = num_latent(data.frames, model.time_stride) if moving else 1
-            shape = f"{f'{steps} x ' if moving else ''}{side} x {side}{f', {links} codes each' if links > 1 else ''}"
-            said.append(f"{steps * side * side:,} tokens a {'clip' if moving else 'picture'} ({shape})")
+            shape = f"{f'{steps} x ' if moving else ''}{rows} x {columns}{f', {links} codes each' if links > 1 else ''}"
+            said.append(f"{steps * rows * columns:,} tokens a {'clip' if moving else 'picture'} ({shape})")
     sizes = {name: sum(parameter.numel() for parameter in net.parameters()) for name, net in nets.items()}
     return "; ".join([*said, *(f"{name}: {_millions(size)} million parameters" for name, size in sizes.items())])
 
 
 def _medium(data: Any) -> str:
     if isinstance(data, VideoDataConfig):
-        return f"clips of {data.frames} frames{_rate(data)} of {data.resolution} x {data.resolution} pixels"
+        return f"clips of {data.frames} frames{_rate(data)} of {data.size[0]} x {data.size[1]} pixels"
     if isinstance(data, ImageDataConfig):
-        return f"pictures of {data.resolution} x {data.resolution} pixels"
+        return f"pictures of {data.size[0]} x {data.size[1]} pixels"
     return f"meshes of up to {data.max_faces:,} triangles, {data.bins} steps of each coordinate"
 
 
@@ -160,7 +160,7 @@ def _data_section(stored: Stored, evidence: Evidence) -> str:
     if isinstance(data, ImageDataConfig):
         colours = {1: "grey", 3: "RGB", 4: "RGBA"}[data.channels]
         moving = f"{data.frames} frames{_rate(data)} of " if isinstance(data, VideoDataConfig) else ""
-        size = f"{moving}{data.resolution} x {data.resolution} pixels, {colours}"
+        size = f"{moving}{data.size[0]} x {data.size[1]} pixels, {colours}"
     rows = {
         "samples": _count(known.get("num_samples")),
         "of them for training": _count(known.get("num_train")),

@@ -73,11 +73,17 @@ def drawn_by(session: Session, request: Request) -> str:
     trained = ", ".join(f"{name} step {step:,}" for name, step in session.steps.items())
     missing = "".join(f", {name} not trained" for name in untrained(session))
     sizes = {
-        "picture": lambda: f": pictures are {session.resolution} px",
-        "clip": lambda: f": clips are {counted(asked_frames(request, session.config.data))} of {session.resolution} px",
+        "picture": lambda: f": pictures are {in_pixels(session)}",
+        "clip": lambda: f": clips are {counted(asked_frames(request, session.config.data))} of {in_pixels(session)}",
         "mesh": lambda: "",
     }
     return f"drawn by {trained}{missing}{sizes[session.recipe.medium]()}"
+
+
+def in_pixels(session: Session) -> str:
+    """How large what is drawn is."""
+    height, width = session.size
+    return f"{height} px" if height == width else f"{height} x {width} px"
 
 
 def untrained(session: Session) -> list[str]:
@@ -95,4 +101,5 @@ def made_by(session: Session) -> dict[str, Any]:
         "stages": {name: {"step": session.steps[name], "weights": session.hashes[name]} for name in session.steps},
         "untrained": untrained(session),
         **({"resolution": session.resolution} if session.recipe.medium != "mesh" else {}),
+        **({} if session.recipe.medium == "mesh" or session.size[0] == session.size[1] else {"width": session.size[1]}),
     }

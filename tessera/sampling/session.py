@@ -17,7 +17,7 @@ from tessera.config import Layer, UserError
 from tessera.contracts import Chunk, Draw, Recipe, Scene, Tokenizer
 from tessera.media.clip_facts import DEFAULT_FPS
 from tessera.media.clips import Clip
-from tessera.media.images import Channels, Pixels, UnreadableImage, fit, read_image, to_array, to_picture
+from tessera.media.images import Channels, Pixels, UnreadableImage, fit, read_image, resize, to_array, to_picture
 from tessera.media.meshes import Mesh, TrimeshMissing, UnreadableMesh, read_mesh
 from tessera.recipes.precision import full_precision
 from tessera.sampling import clips
@@ -157,10 +157,16 @@ class Session:
 
     @property
     def resolution(self) -> int:
-        """Height and width of what is drawn, or of what the tokenizer was trained on."""
+        """Height of what is drawn, or of what the tokenizer was trained on."""
         self.refuse_meshes()
         draw: Any = self.draw if self.draws and self.recipe.medium == "picture" else None  # a clip has that of the data
         return int(self.config.data.resolution if draw is None else draw.resolution)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the same."""
+        size: tuple[int, int] = self.config.data.at(self.resolution).size
+        return size
 
     @property
     def fps(self) -> float:
@@ -231,7 +237,7 @@ class Session:
         """b pictures -> b h w ids on the CPU; b h w q where a place has several codes. b clips -> b t h w ids.
 
         A picture is a file, a PIL image or a uint8 array of height x width (x 1, 3 or 4), of any size: it is scaled and cut to
-        the centre square of the model's resolution, as training data is. A clip is a file, a `Clip` or a uint8 array of frames
+        the middle of the model's proportions, as training data is. A clip is a file, a `Clip` or a uint8 array of frames
         x height x width x channels, of any length: shorter ones, and what a latent frame lacks, are filled with last frames.
         """
         self.refuse_meshes()
@@ -283,22 +289,22 @@ class Session:
             raise UserError("no clip given; encode and reconstruct take one or more: files, Clips or uint8 arrays")
         return [clips.prepare(clip, self.config.data, fps=self.fps) for clip in footage]
 
-    def prepare(self, picture: clips.Footage, resolution: int | None = None) -> Pixels:
-        """A picture as the model sees it: resolution x resolution x channels, uint8, by default at the resolution of the data."""
+    def prepare(self, picture: clips.Footage, size: tuple[int, int] | None = None) -> Pixels:
+        """A picture as the model sees it: height x width x channels, uint8, by default at the size of the data."""
         data = self.config.data
-        size = data.resolution if resolution is None else resolution
-        return fit(self.read(picture, round(size * data.zoom), data.channels), size)
+        size = size or data.size
+        return fit(self.read(picture, round(max(size) * data.zoom), data.channels), size)
 
-    def prepare_mask(self, mask: Picture, resolution: int) -> Pixels:
-        """A mask in grey, resolution x resolution; one with transparent parts is refused: they might mean either."""
-        array = self.read(mask, resolution, channels=4)
+    def prepare_mask(self, mask: Picture, size: tuple[int, int]) -> Pixels:
+        """A mask in grey, height x width; one with transparent parts is refused: they might mean either."""
+        array = self.read(mask, max(size), channels=4)
         if array[:, :, 3].min() < 255:
             name = f"mask {mask}" if isinstance(mask, (str, Path)) else "mask"
             raise UserError(
                 f"the {name} has transparent pixels, which say neither yes nor no; save it without transparency (no alpha "
                 f"channel): white where something new is drawn, black elsewhere"
             )
-        return to_array(to_picture(fit(array, resolution)), channels=1)[:, :, 0]
+        return to_array(to_picture(fit(array, size)), channels=1)[:, :, 0]
 
     def read(self, picture: clips.Footage, min_side: int, channels: Channels) -> Pixels:
         """A file, an image or an array, uint8 height x width x channels; a JPEG perhaps smaller, not below `min_side`."""
@@ -317,15 +323,16 @@ def shrunk(picture: Pixels, outpaint: Mapping[str, float]) -> tuple[Pixels, Tens
 
     The picture keeps its proportions: it fills the larger of the two spans, and its middle is that of what is left for it.
     """
-    side = picture.shape[0]
+    height, width = picture.shape[:2]
     left, right, top, bottom = (outpaint.get(name, 0.0) for name in ("left", "right", "top", "bottom"))
-    size = max(1, round(side * min(1 - left - right, 1 - top - bottom)))
-    x, y = round(side * left + (side * (1 - left - right) - size) / 2), round(side * top + (side * (1 - top - bottom) - size) / 2)
-    small = fit(picture, size)
-    framed, redraw = np.empty_like(picture), torch.ones(1, side, side, dtype=torch.bool)
+    rows, columns = (max(1, round(side * min(1 - left - right, 1 - top - bottom))) for side in (height, width))
+    x = round(width * left + (width * (1 - left - right) - columns) / 2)
+    y = round(height * top + (height * (1 - top - bottom) - rows) / 2)
+    small = resize(picture, rows, columns)
+    framed, redraw = np.empty_like(picture), torch.ones(1, height, width, dtype=torch.bool)
     framed[:] = picture.reshape(-1, picture.shape[2]).mean(0).astype(np.uint8)
-    framed[y : y + size, x : x + size] = small
-    redraw[:, y : y + size, x : x + size] = False
+    framed[y : y + rows, x : x + columns] = small
+    redraw[:, y : y + rows, x : x + columns] = False
     return framed, redraw
 
 

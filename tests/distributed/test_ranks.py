@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from tessera.data.synth.furniture import write_furniture
 from tests.data.clip_makers import noise, save_gif
+from tests.distributed.survey import measure
 from tests.processes import check, made_once, read_metrics, run, train_arguments
 
 HERE = Path(__file__).parent
@@ -296,3 +297,23 @@ def test_slices_of_compiled_and_recomputed_blocks(workshop: Path, shapes: Path) 
     alone = train(workshop, shapes, 1, 10, 8)
     more = {"engine__parallel": "shard", "engine__activation_checkpointing": "true", "engine__compile": "true"}
     assert_same_losses(train(workshop, shapes, 2, 5, 8, **more), alone)
+
+
+def test_every_rank_measures_the_same_scale_of_latents(workshop: Path, shapes: Path, tmp_path: Path) -> None:
+    found = []
+    for ranks in (1, 2):
+        out = tmp_path / f"{ranks}"
+        out.mkdir()
+        if ranks == 1:
+            measure(out, str(shapes))
+        else:
+            check(run([str(out), str(shapes)], workshop, ranks=ranks, script=HERE / "survey.py"))
+        scales = [json.loads(file.read_text()) for file in sorted(out.glob("scale-*.json"))]
+        assert len(scales) == ranks
+        assert all(scale == scales[0] for scale in scales)
+        assert scales[0]["raw"] == scales[0]["averaged"]
+        found.append(scales[0]["raw"])
+    alone, together = found
+    assert alone[1] != [1.0, 1.0]
+    assert together[0] == pytest.approx(alone[0], abs=1e-6)
+    assert together[1] == pytest.approx(alone[1], rel=1e-6)

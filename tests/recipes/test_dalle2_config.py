@@ -45,6 +45,14 @@ def step(config: Dalle2Config, name: str) -> Train:
         (["superres.crop=48"], "superres.crop 48 is larger than superres.resolution 32"),
         (["superres.crop=18"], "superres.crop 18 cannot be divided by 4"),
         (["superres.crop=16", "superres.model={kind: dit}"], "a dit draws the size alone that it learned from"),
+        (["data.width=21"], "data.width 21 cannot be divided by 2, as base.model asks; use 20 or 22"),
+        (
+            ["data.width=24", "superres.resolution=25"],
+            "superres.resolution 25 would be 37.50 pixels wide, as pictures of 16 x",
+        ),
+        (["data.resolution=20", "data.width=18", "superres.resolution=60"], "superres.resolution 60 x 54 cannot be divided by 4"),
+        (["data.resolution=24", "data.width=16", "superres={resolution: 48, crop: 36}"], "superres.crop 36 is larger than "),
+        (["base.latent={}"], "base.latent.path"),
         (["prior.process={kind: ddpm, learned_variance: true}"], "learned_variance is for pictures"),
         (["sample.guidance_levels=[3, -3]"], "the lower one comes first"),
     ],
@@ -63,6 +71,23 @@ def test_stages_follow_from_the_config() -> None:
     assert step(tiny(), "base").needs == step(tiny(), "prior").needs == {"embedder": "pair"}
     assert not step(tiny(), "superres").needs
     assert not step(resolved("embeddings={kind: list, path: e.npy}"), "base").needs
+
+
+def test_widths_follow_from_heights() -> None:
+    config = resolved("data.width=24", "superres2={resolution: 64}")
+    assert [config.data.at(resolution).size for resolution in (16, 32, 64)] == [(16, 24), (32, 48), (64, 96)]
+    assert tiny().data.at(32) == tiny().data.model_copy(update={"resolution": 32})
+
+
+def test_a_tokenizer_is_a_stage_of_another_run() -> None:
+    config = resolved("base.latent={path: elsewhere/tokenizer}")
+    assert names(config) == ["tokenizer", "pair", "prior", "base", "superres"]
+    assert step(config, "tokenizer").origin == "elsewhere/tokenizer"
+    assert step(config, "base").needs == {"embedder": "pair", "tokenizer": "tokenizer"}
+    with pytest.raises(UserError, match=r"base\.latent\.model is not known"):
+        step(config, "base").serves()
+    with pytest.raises(UserError, match=r"resolution 16 cannot be divided by 32, as base\.model over latents of 16 pixels asks"):
+        resolved("base.latent={path: elsewhere/tokenizer, model: {widths: [8, 8, 8, 8, 8], blocks: [0, 0, 0, 0, 0]}}")
 
 
 def test_the_width_of_listed_embeddings_is_filled_in(tmp_path: Path) -> None:

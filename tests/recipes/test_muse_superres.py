@@ -16,7 +16,7 @@ from tessera.data.loader import Feed
 from tessera.data.opening import open_source
 from tessera.data.order import Cut
 from tessera.recipes.muse.config import MuseConfig, SuperresConfig, tiny
-from tessera.recipes.muse.stages import coarse_side, tokenizer_side, tokenizer_step
+from tessera.recipes.muse.stages import coarse_size, tokenizer_height, tokenizer_step
 from tessera.recipes.needs import NeedsConfig
 from tessera.tokenizers.image.losses import ImageLosses
 from tessera.tokenizers.image.stage import build_stage
@@ -27,12 +27,12 @@ def with_superres(**changes: object) -> MuseConfig:
 
 
 def test_a_shared_tokenizer_sees_pictures_of_both_sizes() -> None:
-    assert (tokenizer_side(with_superres()), coarse_side(with_superres())) == (64, 32)
+    assert (tokenizer_height(with_superres()), coarse_size(with_superres())) == (64, (32, 32))
 
 
 def test_without_a_shared_finer_grid_pictures_are_of_one_size() -> None:
     for alone in (tiny(), with_superres(needs=NeedsConfig(tokenizer="elsewhere")), with_superres(enlarged=False)):
-        assert (tokenizer_side(alone), coarse_side(alone)) == (32, None)
+        assert (tokenizer_height(alone), coarse_size(alone)) == (32, None)
 
 
 def test_its_batches_are_of_the_finer_size(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_its_loss_is_the_mean_of_both_sizes_and_its_sums_are_over_both_grids() -
     images = torch.randint(0, 256, (3, 3, 64, 64), dtype=torch.uint8)
     batch = ImageBatch.stack(list(images), ["a", "b", "c"], [None] * 3, [0, 1, 2]).to(torch.device("cpu"))
     torch.manual_seed(0)
-    stage = build_stage(config, 3, small=32)
+    stage = build_stage(config, 3, small=(32, 32))
     context = Context(0, 0, torch.arange(3))
     plain = ImageLosses(config.loss, None)
     shrunk = replace(batch, images=F.interpolate(batch.images, scale_factor=0.5, mode="bilinear", antialias=True))

@@ -48,6 +48,7 @@ def test_pictures_are_scaled_to_what_the_model_sees(clip: FrozenClip) -> None:
     images = torch.rand(2, 3, 20, 20) * 2 - 1
     small = F.interpolate(images, size=(8, 8), mode="bicubic", antialias=True).clamp(-1, 1)
     assert torch.equal(clip.pictures(images), clip.pictures(small))
+    assert torch.equal(clip.pictures(F.pad(images, (4, 5), value=0.5)), clip.pictures(images))  # the middle square
     grey = torch.rand(2, 1, 8, 8) * 2 - 1
     assert torch.equal(clip.pictures(grey), clip.pictures(grey.expand(-1, 3, -1, -1)))
 

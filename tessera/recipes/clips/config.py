@@ -167,7 +167,7 @@ def grid_of(model: VideoTokenizerConfig, data: VideoDataConfig) -> tuple[int, ..
 def refuse_sizes(config: ClipsConfig) -> None:
     """Frames, tokens and windows that do not fit each other."""
     model, data = config.tokenizer.model, config.data
-    refuse_resolution(data.resolution, model.stride)
+    refuse_resolution(data, model.stride)
     if (data.frames - 1) % model.time_stride:
         more = num_frames(num_latent(data.frames, model.time_stride), model.time_stride)
         raise ValueError(

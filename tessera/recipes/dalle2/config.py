@@ -19,14 +19,15 @@ from tessera.config import (
 )
 from tessera.generators.diffusion.degrade import Degradation, NoiseConfig
 from tessera.generators.diffusion.denoisers import Denoiser
-from tessera.generators.diffusion.dit import DiTConfig
 from tessera.generators.diffusion.guidance import GuidanceConfig
 from tessera.generators.diffusion.prior import PriorConfig
 from tessera.generators.diffusion.processes import DdpmConfig
 from tessera.generators.diffusion.sample import DiffusionSampleConfig, SamplerConfig
 from tessera.generators.diffusion.stage import DiffusionStageConfig
 from tessera.generators.diffusion.unet import UNetConfig
+from tessera.recipes.dalle2.sizes import refuse_base, refuse_upsampler
 from tessera.text.encoders import ByteTextConfig, NoTextConfig, TextConfig
+from tessera.tokenizers.image.model import ImageTokenizerConfig
 from tessera.tokenizers.pair.clip import ClipConfig
 from tessera.tokenizers.pair.losses import PairLossConfig
 from tessera.tokenizers.pair.model import EmbedderConfig
@@ -55,6 +56,15 @@ class PriorStageConfig(DiffusionStageConfig):
     """The transformer."""
 
 
+class LatentConfig(Config):
+    """The continuous latent of an image tokenizer, before a code is chosen."""
+
+    path: str
+    """RUN/tokenizer of a muse run or export."""
+    model: ImageTokenizerConfig | None = None
+    """Its architecture; filled in from there."""
+
+
 class BaseConfig(DiffusionStageConfig):
     """Training of the decoder, which draws a small picture of an embedding and text."""
 
@@ -62,6 +72,8 @@ class BaseConfig(DiffusionStageConfig):
     """The network."""
     self_conditioning: bool = False
     """Take the network's own earlier guess of the picture (Chen et al. 2022)."""
+    latent: LatentConfig | None = None
+    """Draw the latent of a tokenizer, which makes pixels of it, each channel scaled to variance 1; null: draw pixels."""
 
 
 class SuperresConfig(DiffusionStageConfig):
@@ -72,7 +84,7 @@ class SuperresConfig(DiffusionStageConfig):
     batch_size: int = Field(64, ge=1)
     """Samples per update, over all ranks; larger pictures take more memory."""
     resolution: int = Field(128, ge=16)
-    """Height and width of its pictures in pixels."""
+    """Height of its pictures in pixels, and their width where they are square."""
     low: Degradation = NoiseConfig()
     """How the smaller picture is spoiled in training, as a drawn one would be."""
     crop: int | None = Field(None, ge=16)
@@ -183,7 +195,9 @@ class Dalle2Config(Config):
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Dalle2Config:
-        refuse_side(self.base.model, self.data.resolution, "data.resolution", "base.model")
+        latent = None if self.base.latent is None else self.base.latent.model
+        if self.base.latent is None or latent is not None:  # how many pixels a latent has is known once it is read
+            refuse_base(self.base.model, self.data, 1 if latent is None else latent.stride)
         if self.superres2 is not None and self.superres is None:
             raise ValueError("superres2 enlarges what superres draws, and there is no superres; name it superres")
         below, name_below = self.data.resolution, "data.resolution"
@@ -192,8 +206,7 @@ class Dalle2Config(Config):
                 raise ValueError(
                     f"{name}.resolution {stage.resolution} must be larger than {name_below} {below}; use {2 * below}"
                 )
-            refuse_side(stage.model, stage.resolution, f"{name}.resolution", f"{name}.model")
-            refuse_crop(stage, name)
+            refuse_upsampler(stage.model, self.data, stage.resolution, stage.crop, name)
             below, name_below = stage.resolution, f"{name}.resolution"
         return self
 
@@ -204,8 +217,27 @@ class Dalle2Config(Config):
         return {name: stage for name, stage in named.items() if stage is not None}
 
     def seen_by(self, upsampler: str) -> int:
-        """Height and width of the smaller pictures that an upsampler sees."""
+        """Height of the smaller pictures that an upsampler sees."""
         return self.data.resolution if upsampler == "superres" or self.superres is None else self.superres.resolution
+
+    @property
+    def tokenizer(self) -> LatentConfig | None:
+        """The tokenizer whose latent base draws, under the name that recipes have for theirs."""
+        return self.base.latent
+
+    @property
+    def canvas(self) -> tuple[int, int, int]:
+        """Channels, height and width of what base draws."""
+        latent, (height, width) = self.base.latent, self.data.size
+        if latent is None:
+            return self.data.channels, height, width
+        if latent.model is None:
+            raise UserError("base.latent.model is not known; training fills it in from base.latent.path")
+        return latent.model.quantizer.width, height // latent.model.stride, width // latent.model.stride
+
+    def drawn_by(self, options: Dalle2SampleConfig) -> DiffusionSampleConfig:
+        """How base draws. The threshold is one of pixels: latents have other limits."""
+        return options.complete if self.base.latent is None else options.complete.model_copy(update={"threshold": "none"})
 
     @property
     def has_pair(self) -> bool:
@@ -220,28 +252,6 @@ class Dalle2Config(Config):
         if self.embedding_width is None:
             raise UserError("embedding_width is not known; training fills it in from the embeddings, or set it yourself")
         return self.embedding_width
-
-
-def refuse_side(model: UNetConfig | DiTConfig, side: int, name: str, place: str) -> None:
-    """Halvings, or patches, must come out even."""
-    stride = model.stride if isinstance(model, UNetConfig) else model.patch
-    if side % stride:
-        below, above = side // stride * stride, -(-side // stride) * stride
-        raise ValueError(
-            f"{name} {side} cannot be divided by {stride}, as {place} asks; "
-            f"use {' or '.join(str(near) for near in (below, above) if near >= 16)}, or another {place}"
-        )
-
-
-def refuse_crop(stage: SuperresConfig, name: str) -> None:
-    """Parts that the network takes, and that are parts."""
-    if stage.crop is None:
-        return
-    if isinstance(stage.model, DiTConfig):
-        raise ValueError(f"{name}.crop: a dit draws the size alone that it learned from; set crop to null, or model.kind to unet")
-    if stage.crop > stage.resolution:
-        raise ValueError(f"{name}.crop {stage.crop} is larger than {name}.resolution {stage.resolution}; lower it, or set null")
-    refuse_side(stage.model, stage.crop, f"{name}.crop", f"{name}.model")
 
 
 def tiny() -> Dalle2Config:

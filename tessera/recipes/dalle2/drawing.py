@@ -27,8 +27,10 @@ from tessera.randomness import mix_tensors
 from tessera.recipes.captions import Prompts
 from tessera.recipes.dalle2.config import Dalle2Config, Dalle2SampleConfig, PriorSampleConfig, guided
 from tessera.recipes.dalle2.embeddings import Sphere
+from tessera.recipes.dalle2.latent import from_canvas, to_canvas
 from tessera.recipes.dalle2.nets import read_base, recalls, sampler_of, told_base, told_prior, told_superres
-from tessera.recipes.pictures import at_size, pictures
+from tessera.recipes.pictures import at_size, covered, covered_cells, pictures
+from tessera.recipes.precision import full_precision
 
 LOSS_CHUNK = 64  # pictures
 
@@ -50,16 +52,20 @@ class Painter:
 
     @property
     def resolution(self) -> int:
-        """That of the last trained upsampler, or of the decoder."""
+        """The height of pictures: that of the last trained upsampler, or of the decoder."""
         sizes = [stage.resolution for name, stage in self.config.upsamplers.items() if name in self.stages]
         return sizes[-1] if sizes else self.config.data.resolution
 
-    def start_size(self, options: Dalle2SampleConfig) -> int:
+    def start_size(self, options: Dalle2SampleConfig) -> tuple[int, int]:
         """Height and width of a picture that drawing starts from: what the first stage sees, or as large as what is drawn."""
         if options.start == "prior":
-            return self.resolution
+            return self.size_at(self.resolution)
         self.path(options.start)
-        return self.config.seen_by(options.start)
+        return self.size_at(self.config.seen_by(options.start))
+
+    def size_at(self, resolution: int) -> tuple[int, int]:
+        """Height and width of pictures of that height."""
+        return self.config.data.at(resolution).size
 
     def path(self, start: str) -> list[str]:
         """The trained upsamplers from there on, each of which needs the one before."""
@@ -94,7 +100,7 @@ class Painter:
         images = self.enlarged(small, upsamplers, chunk.seeds, options)
         if redraw is None or chunk.pictures is None:
             return images
-        anew = F.interpolate(redraw[:, None].float(), size=images.shape[-2:], mode="nearest") > 0
+        anew = F.interpolate(redraw.float(), size=images.shape[-2:], mode="nearest") > 0
         return torch.where(anew, images, chunk.pictures)
 
     def given(self, chunk: Chunk, options: Dalle2SampleConfig) -> Tensor:
@@ -108,7 +114,7 @@ class Painter:
     def embeddings(self, chunk: Chunk, options: Dalle2SampleConfig) -> Tensor:
         """b e: of the picture that is to be varied, or drawn of the prompt."""
         if chunk.pictures is not None and chunk.redraw is None:
-            return self.sphere.pictures(at_size(chunk.pictures, self.config.data.resolution))
+            return self.sphere.pictures(at_size(chunk.pictures, self.config.data.size))
         return self.imagine(chunk, options.prior)
 
     def imagine(self, chunk: Chunk, options: PriorSampleConfig) -> Tensor:
@@ -134,31 +140,46 @@ class Painter:
         return {**self.stages["prior"], **self.stages.get("pair", {})}
 
     def decode(self, chunk: Chunk, embeddings: Tensor, options: Dalle2SampleConfig, redraw: Tensor | None = None) -> Tensor:
-        """b c h w of the decoder's size; where `redraw` (b h w) is false the picture stays."""
+        """b c h w of the decoder's size; where `redraw` (b 1 h w of what it draws) is false the picture stays."""
         if "base" not in self.stages:
             raise UserError(
                 f"stage base has not been trained yet (trained: {', '.join(self.stages)}); tessera resume goes on with it, "
                 f"or enlarge a picture: --set sample.start={next(iter(self.path('prior')), 'superres')}"
             )
-        nets, side = self.stages["base"], self.config.data.resolution
+        nets = self.base_nets
         condition = told_base(self.config, self.prompts(nets, chunk.captions), embeddings)
         negative = None if chunk.negatives is None else self.prompts(nets, chunk.negatives)
-        known = None if redraw is None or chunk.pictures is None else at_size(chunk.pictures, side)
-        kept = None if redraw is None else ~redraw[:, None]
-        sampler = self.sampler("base", self.config.base, options.complete)
-        return sampler((self.config.data.channels, side, side), condition, chunk.seeds, negative, known, kept)
+        sampler = self.sampler("base", self.config.base, self.config.drawn_by(options))
+        if redraw is None or chunk.pictures is None:
+            return self.decoded(sampler(self.config.canvas, condition, chunk.seeds, negative))
+        known = at_size(chunk.pictures, self.config.data.size)
+        anew = F.interpolate(redraw.float(), size=known.shape[-2:], mode="nearest") > 0
+        with full_precision(self.device):
+            canvas = known if self.config.base.latent is None else to_canvas(nets, covered(known, anew))
+        drawn = self.decoded(sampler(self.config.canvas, condition, chunk.seeds, negative, canvas, ~redraw))
+        return torch.where(anew, drawn, known)
+
+    def decoded(self, drawn: Tensor) -> Tensor:
+        """Pixels of what base drew, at the precision that a tokenizer was trained with."""
+        with torch.autocast(self.device.type, torch.bfloat16) if self._bf16 else full_precision(self.device):
+            return from_canvas(self.base_nets, drawn)
+
+    @property
+    def base_nets(self) -> Nets:
+        """Its own, and the tokenizer beside them, as in training."""
+        return {**self.stages["base"], **self.stages.get("tokenizer", {})}
 
     def coarse(self, redraw: Tensor) -> Tensor:
-        """b h w at the decoder's size: what is drawn anew in part is drawn anew."""
-        side = self.config.data.resolution
-        return F.adaptive_max_pool2d(redraw[:, None].float(), (side, side))[:, 0] > 0
+        """b 1 h w of what base draws: what is drawn anew in part is drawn anew, and of latents those around, which know of it."""
+        return covered_cells(redraw, self.config.canvas[1:], ring=0 if self.config.base.latent is None else 1) > 0
 
     def enlarged(self, images: Tensor, upsamplers: Sequence[str], seeds: Tensor, options: Dalle2SampleConfig) -> Tensor:
         """Through these stages, one after another."""
         for number, name in enumerate(upsamplers, 1):
             stage, own = self.config.upsamplers[name], mix_tensors(seeds, torch.tensor(-number))
             sampler = self.sampler(name, stage, guided(options.superres))
-            images = sampler((images.shape[1], stage.resolution, stage.resolution), told_superres(stage, images, own), own)
+            size = self.size_at(stage.resolution)
+            images = sampler((images.shape[1], *size), told_superres(stage, images, size, own), own)
         return images
 
     def sampler(self, name: str, stage: DiffusionStageConfig, options: DiffusionSampleConfig) -> DiffusionSampler:
@@ -197,12 +218,12 @@ class Painter:
         """The decoder's, with real embeddings; nothing where pictures cannot be embedded."""
         if not self.sphere.known or "base" not in self.stages:
             return {}
-        base, images = self.config.base, at_size(self.real(pixels), self.config.data.resolution)
+        base, images = self.config.base, at_size(self.real(pixels), self.config.data.size)
         losses = DiffusionLosses(base.loss, build_process(base.process), partial(read_base, self.config), recalls(base))
         sums = torch.zeros(2, dtype=torch.float64)
         for first in range(0, len(images), LOSS_CHUNK):
             batch = self.judged(images[first : first + LOSS_CHUNK], tuple(captions[first : first + LOSS_CHUNK]), first)
-            loss = losses.measure(self.stages["base"], batch, Context(0, 0, batch.positions))
+            loss = losses.measure(self.base_nets, batch, Context(0, 0, batch.positions))
             sums += torch.stack([loss.total, loss.weight]).double().cpu()
         total, weight = sums.tolist()
         return {"loss": total / weight}

@@ -34,7 +34,11 @@ def training_embeddings(config: Dalle2Config, nets: Nets, feed: Feed) -> Embeddi
         )
     if isinstance(kind, ClipConfig):
         clip = load_clip(kind.path, feed.device)
-        return FileEmbeddings.listed(write_embeddings(feed, clip.pictures, clip.fingerprint, clip.resolution))
+        height, width = config.data.size
+        resolution = round(
+            clip.resolution * height / min(height, width)
+        )  # the shorter side as CLIP has it, which takes the middle
+        return FileEmbeddings.listed(write_embeddings(feed, clip.pictures, clip.fingerprint, resolution))
     assert not isinstance(kind, TrainedPairConfig)
     return open_embeddings(kind, feed.source)
 

@@ -18,6 +18,7 @@ from tessera.generators.diffusion.processes import DdpmConfig, build_process
 from tessera.generators.diffusion.sample import DiffusionSampleConfig, DiffusionSampler
 from tessera.generators.diffusion.stage import DiffusionStageConfig
 from tessera.recipes.dalle2.config import BaseConfig, Dalle2Config, PriorStageConfig, SuperresConfig
+from tessera.recipes.dalle2.latent import SCALE, LatentScale, to_canvas
 from tessera.text.encoders import NoTextConfig, build_encoder, encode_text, text_width
 from tessera.tokenizers.pair.model import Embedder
 
@@ -33,19 +34,21 @@ def prior_nets(config: Dalle2Config) -> dict[str, nn.Module]:
 
 def base_nets(config: Dalle2Config) -> dict[str, nn.Module]:
     """The decoder, and the text encoder that is trained with it."""
-    side = config.data.resolution
+    channels, *size = config.canvas
     net = build_denoiser(
-        config.base.model, channels=config.data.channels, size=(side, side), embedding_width=config.channels_of_embeddings,
+        config.base.model, channels=channels, size=(size[0], size[1]), embedding_width=config.channels_of_embeddings,
         text_width=None if isinstance(config.text, NoTextConfig) else text_width(config.text),
         self_conditioning=config.base.self_conditioning, variance=has_variance(config.base),
     )  # fmt: skip
+    if config.base.latent is not None:
+        net.add_module(SCALE, LatentScale(channels))
     return with_encoder(config, net)
 
 
 def superres_nets(config: Dalle2Config, stage: SuperresConfig) -> dict[str, nn.Module]:
     """An upsampler."""
-    side = stage.crop or stage.resolution
-    net = build_denoiser(stage.model, channels=config.data.channels, size=(side, side), low=True, variance=has_variance(stage))
+    size = config.data.at(stage.resolution).size if stage.crop is None else (stage.crop, stage.crop)
+    net = build_denoiser(stage.model, channels=config.data.channels, size=size, low=True, variance=has_variance(stage))
     return {"generator": net}
 
 
@@ -84,10 +87,10 @@ def told_base(config: Dalle2Config, states: TextStates, embeddings: Tensor) -> C
     return Condition(text=None if isinstance(config.text, NoTextConfig) else states, embedding=embeddings)
 
 
-def told_superres(stage: SuperresConfig, small: Tensor, seeds: Tensor) -> Condition:
-    """A drawn picture, spoiled as the config says for drawing."""
+def told_superres(stage: SuperresConfig, small: Tensor, size: tuple[int, int], seeds: Tensor) -> Condition:
+    """A drawn picture, spoiled as the config says for drawing, and enlarged."""
     levels = sample_levels(stage.low, seeds)
-    low = degrade(stage.low, small, (stage.resolution, stage.resolution), levels, 0, 0, seeds)
+    low = degrade(stage.low, small, size, levels, 0, 0, seeds)
     return Condition(low=low, low_level=levels)
 
 
@@ -98,18 +101,18 @@ def read_prior(nets: Nets, batch: PairBatch, context: Context) -> Example:
 
 
 def read_base(config: Dalle2Config, nets: Nets, batch: PairBatch, context: Context) -> Example:
-    """A picture, its embedding and its caption."""
+    """A picture or its latent, its embedding and its caption."""
     assert batch.images is not None
     assert batch.embeddings is not None
-    return Example(batch.images, told_base(config, encode_text(nets, batch.text), batch.embeddings), batch.valid)
+    return Example(to_canvas(nets, batch.images), told_base(config, encode_text(nets, batch.text), batch.embeddings), batch.valid)
 
 
-def read_superres(stage: SuperresConfig, small: int, nets: Nets, batch: PairBatch, context: Context) -> Example:
-    """A picture, or a part of it, and the same place of its smaller self (`small` pixels a side), spoiled and enlarged."""
+def read_superres(stage: SuperresConfig, small: tuple[int, int], nets: Nets, batch: PairBatch, context: Context) -> Example:
+    """A picture, or a part of it, and the same place of its smaller self (height and width `small`), spoiled and enlarged."""
     assert batch.images is not None
     images, where = batch.images, (context.seed, context.step, context.positions)
     levels, size = draw_levels(stage.low, *where), images.shape[-2:]
-    low = degrade(stage.low, resize(images, (small, small), 1.0), size, levels, *where)
+    low = degrade(stage.low, resize(images, small, 1.0), size, levels, *where)
     if stage.crop is not None:
         part = stage.crop, stage.crop
         places = draw_places(*where, size, part)

@@ -15,6 +15,7 @@ from tessera.generators.diffusion.degrade import resize
 from tessera.generators.diffusion.prior import unit
 from tessera.nn.similarity import psnr
 from tessera.recipes.dalle2.config import Dalle2Config, SuperresConfig, guided
+from tessera.recipes.dalle2.latent import from_canvas, to_canvas
 from tessera.recipes.dalle2.nets import sampler_of, told_base, told_prior, told_superres
 from tessera.recipes.pictures import contact_sheet
 from tessera.text.encoders import encode_text
@@ -39,23 +40,33 @@ def preview_prior(config: Dalle2Config, raw: Nets, averaged: Nets, batch: PairBa
 
 
 def preview_base(config: Dalle2Config, raw: Nets, averaged: Nets, batch: PairBatch, context: Context) -> Preview:
-    """Two rows: the pictures, and what is drawn of their own embeddings and captions."""
+    """The pictures, what a tokenizer keeps of them where there is one, and what is drawn of their own embeddings and captions."""
     assert batch.images is not None
     assert batch.embeddings is not None
-    sampler = sampler_of(averaged["generator"], config.base, config.sample.complete)
+    sampler = sampler_of(averaged["generator"], config.base, config.drawn_by(config.sample))
     condition = told_base(config, encode_text(averaged, batch.text), batch.embeddings)
-    drawn = sampler(batch.images.shape[1:], condition, seeds_of(batch))
-    return Preview("png", contact_sheet({"real": batch.images, "drawn": drawn}, batch.captions), facts_of(batch))
+    rows = {"real": batch.images}
+    if config.base.latent is not None:
+        rows["tokenizer"] = from_canvas(averaged, to_canvas(averaged, batch.images))
+    rows["drawn"] = from_canvas(averaged, sampler(config.canvas, condition, seeds_of(batch)))
+    return Preview("png", contact_sheet(rows, batch.captions), facts_of(batch))
 
 
 def preview_superres(
-    config: Dalle2Config, stage: SuperresConfig, small: int, raw: Nets, averaged: Nets, batch: PairBatch, context: Context
+    config: Dalle2Config,
+    stage: SuperresConfig,
+    small: tuple[int, int],
+    raw: Nets,
+    averaged: Nets,
+    batch: PairBatch,
+    context: Context,
 ) -> Preview:
     """Three rows: the pictures made small, what is drawn of these, and the pictures."""
     assert batch.images is not None
-    shrunk = resize(batch.images, (small, small), 1.0)
+    shrunk = resize(batch.images, small, 1.0)
     sampler = sampler_of(averaged["generator"], stage, guided(config.sample.superres))
-    drawn = sampler(batch.images.shape[1:], told_superres(stage, shrunk, seeds_of(batch)), seeds_of(batch))
+    size = (batch.images.shape[2], batch.images.shape[3])
+    drawn = sampler(batch.images.shape[1:], told_superres(stage, shrunk, size, seeds_of(batch)), seeds_of(batch))
     rows = {"small": F.interpolate(shrunk, size=drawn.shape[-2:], mode="nearest"), "drawn": drawn, "real": batch.images}
     facts = facts_of(batch) | {"psnr": rounded(psnr(drawn, batch.images))}
     return Preview("png", contact_sheet(rows, batch.captions), facts)

@@ -24,8 +24,9 @@ from tessera.generators.diffusion.stage import DiffusionStageConfig
 from tessera.generators.diffusion.stage import build_stage as build_diffusion
 from tessera.nn.attention import EncoderBlock
 from tessera.recipes.captions import settle_captions, training_text
-from tessera.recipes.dalle2.config import Dalle2Config, SuperresConfig, TrainedPairConfig, guided
+from tessera.recipes.dalle2.config import Dalle2Config, LatentConfig, SuperresConfig, TrainedPairConfig, guided
 from tessera.recipes.dalle2.embeddings import training_embeddings, width_elsewhere
+from tessera.recipes.dalle2.latent import survey_latents
 from tessera.recipes.dalle2.nets import (
     base_nets,
     prior_nets,
@@ -38,22 +39,26 @@ from tessera.recipes.dalle2.nets import (
     told_prior,
 )
 from tessera.recipes.dalle2.previews import preview_base, preview_pair, preview_prior, preview_superres
+from tessera.recipes.needs import refuse_other_channels
 from tessera.text.bytes import ByteEncoder
 from tessera.text.encoders import NoTextConfig, PrecomputedTextConfig, reader
+from tessera.tokenizers.image.model import ImageTokenizer, ImageTokenizerConfig
 from tessera.tokenizers.pair.model import Embedder
 from tessera.tokenizers.pair.stage import build_embedder
 from tessera.tokenizers.pair.stage import build_stage as build_pair
 
 
 def steps(config: Dalle2Config) -> Sequence[Train]:
-    """The pair, where embeddings come from none else; the prior, the decoder, and the upsamplers that the config has."""
+    """A tokenizer, where its latent is drawn; the pair, where embeddings come from none else; the prior, the decoder, and the
+    upsamplers that the config has."""
     upsamplers = [superres_step(config, name, stage) for name, stage in config.upsamplers.items()]
-    return [*([pair_step(config)] if config.has_pair else []), prior_step(config), base_step(config), *upsamplers]
+    tokenizer = [] if config.base.latent is None else [tokenizer_step(config, config.base.latent)]
+    return [*tokenizer, *([pair_step(config)] if config.has_pair else []), prior_step(config), base_step(config), *upsamplers]
 
 
 def adopt(config: Dalle2Config, read: Callable[..., Any]) -> Dalle2Config:
-    """A pair that comes from elsewhere brings its own architecture, and the way that it reads text."""
-    kind = config.embeddings
+    """What comes from elsewhere brings its own architecture; a pair also the way that it reads text."""
+    config, kind = with_tokenizer(config, read), config.embeddings
     path = getattr(kind, "path", None)
     if path is None:
         return config
@@ -105,6 +110,40 @@ def pair_step(config: Dalle2Config) -> Train:
         captioned=learns_from_captions(config),
         origin=kind.path if isinstance(kind, TrainedPairConfig) else None,
     )
+
+
+# --- tokenizer
+
+
+def with_tokenizer(config: Dalle2Config, read: Callable[..., Any]) -> Dalle2Config:
+    """The config with the architecture of the tokenizer whose latent base draws."""
+    if config.base.latent is None:
+        return config
+    origin = str(Path(config.base.latent.path).expanduser().absolute())
+    other = read(origin, "tokenizer")
+    if not isinstance(other.tokenizer.model, ImageTokenizerConfig):
+        raise UserError(
+            f"{origin} is of recipe {other.recipe} and holds no tokenizer of pictures; name RUN/tokenizer of a muse run"
+        )
+    refuse_other_channels(config.data, other, origin)
+    changes = {"base": {"latent": {"path": origin, "model": other.tokenizer.model.model_dump(mode="json")}}}
+    made = build(Dalle2Config, [layer_of(config, "config"), Layer.of(changes, "what base.latent.path names")])
+    assert isinstance(made, Dalle2Config)
+    return made
+
+
+def tokenizer_step(config: Dalle2Config, latent: LatentConfig) -> Train:
+    """Pixels to latents and back; a muse run has trained it."""
+
+    def serves() -> Nets:
+        if latent.model is None:
+            raise UserError("base.latent.model is not known; training fills it in from base.latent.path")
+        return {"tokenizer": ImageTokenizer(latent.model, config.data.channels)}
+
+    def trained(*_: object) -> Any:
+        raise UserError(f"stage tokenizer is not trained here, but taken from {latent.path}")
+
+    return Train(name="tokenizer", batch_size=1, steps=1, build=trained, serves=serves, feed=trained, origin=latent.path)
 
 
 # --- prior
@@ -191,22 +230,23 @@ def base_step(config: Dalle2Config) -> Train:
     def feed(nets: Nets, feed: Feed) -> PairLoader:
         return PairLoader(feed, training_text(config.text, feed), training_embeddings(config, nets, feed))
 
-    nets, preview = partial(base_nets, config), partial(preview_base, config)
+    nets, preview, latent = partial(base_nets, config), partial(preview_base, config), config.base.latent is not None
+    survey = survey_latents() if latent else None
     return Train(
         name="base",
         batch_size=config.base.batch_size,
         steps=config.base.steps,
-        build=lambda: replace(picture_stage(config.base, nets(), partial(read_base, config)), preview=preview),
+        build=lambda: replace(picture_stage(config.base, nets(), partial(read_base, config)), preview=preview, survey=survey),
         serves=nets,
         feed=feed,
-        needs=needs_pair(config),
+        needs={**needs_pair(config), **({"tokenizer": "tokenizer"} if latent else {})},
         captioned=learns_from_captions(config),
     )
 
 
 def superres_step(config: Dalle2Config, name: str, stage: SuperresConfig) -> Train:
     """Small pictures to larger ones; it asks nothing of other stages."""
-    nets, small = partial(superres_nets, config, stage), config.seen_by(name)
+    nets, small = partial(superres_nets, config, stage), config.data.at(config.seen_by(name)).size
     read, preview = partial(read_superres, stage, small), partial(preview_superres, config, stage, small)
     return Train(
         name=name,

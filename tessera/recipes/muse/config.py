@@ -12,7 +12,7 @@ from tessera.generators.masked.sample import MaskedSampleConfig
 from tessera.generators.masked.stage import MaskedStageConfig
 from tessera.nn.quantizers import FSQConfig, ResidualConfig
 from tessera.recipes.needs import NeedsConfig
-from tessera.recipes.sizes import refuse_halvings, refuse_resolution
+from tessera.recipes.sizes import refuse_halvings, refuse_other_proportions, refuse_resolution
 from tessera.text.encoders import ByteTextConfig, TextConfig
 from tessera.tokenizers.image.critic import CriticConfig
 from tessera.tokenizers.image.model import ImageTokenizerConfig
@@ -36,7 +36,7 @@ class SuperresConfig(MaskedStageConfig):
     batch_size: int = Field(64, ge=1)
     """Samples per update, over all ranks; a finer grid takes more memory."""
     resolution: int = Field(128, ge=16)
-    """Height and width of its pictures in pixels."""
+    """Height of its pictures in pixels, and their width where they are square."""
     enlarged: bool = True
     """Train the tokenizer, where it serves this grid, too, on pictures of both sizes."""
     needs: NeedsConfig = NeedsConfig()
@@ -89,10 +89,9 @@ class MuseConfig(Config):
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> MuseConfig:
-        resolution, critic = self.data.resolution, self.tokenizer.critic
-        refuse_resolution(resolution, self.tokenizer.model.stride)
-        if critic is not None:
-            refuse_halvings(critic.widths, resolution, "picture")
+        refuse_resolution(self.data, self.tokenizer.model.stride)
+        if (critic := self.tokenizer.critic) is not None:
+            refuse_halvings(critic.widths, min(self.data.size), "picture")
         return self
 
     @model_validator(mode="after")
@@ -105,6 +104,12 @@ class MuseConfig(Config):
                 f"superres.resolution {fine} must be larger than data.resolution {self.data.resolution} "
                 f"and a multiple of the tokenizer's stride {stride}; use {2 * self.data.resolution}"
             )
+        refuse_other_proportions(self.data, fine, "superres.resolution")
+        if (width := self.data.at(fine).size[1]) % stride:
+            raise ValueError(
+                f"superres.resolution {fine} makes pictures {width} pixels wide, which cannot be divided by the tokenizer's "
+                f"stride {stride}; use {2 * self.data.resolution}"
+            )
         return self
 
     @property
@@ -114,11 +119,11 @@ class MuseConfig(Config):
         return own or self.tokenizer.model
 
 
-def grid_of(tokenizer: ImageTokenizerConfig, resolution: int) -> tuple[int, ...]:
+def grid_of(tokenizer: ImageTokenizerConfig, data: ImageDataConfig) -> tuple[int, ...]:
     """The token grid of a picture: rows, columns, and codes a place where there are several."""
-    side = resolution // tokenizer.stride
+    rows, columns = (side // tokenizer.stride for side in data.size)
     quantizer = tokenizer.quantizer
-    return (side, side, quantizer.num_quantizers) if isinstance(quantizer, ResidualConfig) else (side, side)
+    return (rows, columns, quantizer.num_quantizers) if isinstance(quantizer, ResidualConfig) else (rows, columns)
 
 
 def tiny() -> MuseConfig:

@@ -22,7 +22,7 @@ from tessera.randomness import mix_text, uniform
 from tessera.recipes.generator import encode_exactly, judged_batch
 from tessera.recipes.masked import TokenDrawer, options_of, token_loss
 from tessera.recipes.muse.config import MuseConfig, MuseSampleConfig
-from tessera.recipes.pictures import at_size, pictures
+from tessera.recipes.pictures import at_size, covered, covered_cells, pictures
 from tessera.recipes.precision import full_precision
 
 LOSS_CHUNK = 64  # pictures
@@ -42,13 +42,13 @@ class Painter:
 
     @property
     def resolution(self) -> int:
-        """That of the last trained generator."""
+        """The height of pictures: that of the last trained generator."""
         fine = self.config.superres
         return self.config.data.resolution if fine is None or "superres" not in self.stages else fine.resolution
 
-    def start_size(self, options: MuseSampleConfig) -> int:
+    def start_size(self, options: MuseSampleConfig) -> tuple[int, int]:
         """Height and width of a picture that drawing starts from."""
-        return self.resolution
+        return self.config.data.at(self.resolution).size
 
     @torch.no_grad()
     def __call__(self, chunk: Chunk) -> list[Image.Image]:
@@ -98,14 +98,11 @@ class Painter:
             redraw = None
             pixels = chunk.pictures
         else:
-            cells = F.adaptive_max_pool2d(chunk.redraw[:, None].float(), size)
-            ring = 2 * options.mask_ring + 1
-            cells = F.max_pool2d(cells, ring, stride=1, padding=options.mask_ring)
+            cells = covered_cells(chunk.redraw, size, options.mask_ring)
             open_cells = cells.flatten(1) > 0
             redraw = F.interpolate(cells, size=chunk.pictures.shape[-2:], mode="nearest") > 0
-            known_mean = (chunk.pictures * ~redraw).sum((2, 3), keepdim=True) / (~redraw).sum((2, 3), keepdim=True).clamp(min=1)
-            pixels = torch.where(redraw, known_mean, chunk.pictures)  # what is drawn over must not shine through
-        ids = encode_exactly(self.stages["tokenizer"]["tokenizer"], at_size(pixels, self.config.data.resolution)).flatten(1)
+            pixels = covered(chunk.pictures, redraw)
+        ids = encode_exactly(self.stages["tokenizer"]["tokenizer"], at_size(pixels, self.config.data.size)).flatten(1)
         return ids.masked_fill(
             open_cells.repeat_interleave(ids.shape[1] // open_cells.shape[1], dim=1), generator.mask_id
         ), redraw
@@ -116,7 +113,7 @@ class Painter:
 
     def real_tokens(self, pixels: npt.NDArray[np.uint8], captions: Sequence[str | None]) -> Iterator[TokenBatch]:
         """n h w c -> batches of their tokens, with encoded captions."""
-        images, size = torch.from_numpy(pixels).permute(0, 3, 1, 2), self.config.data.resolution
+        images, size = torch.from_numpy(pixels).permute(0, 3, 1, 2), self.config.data.size
         for first in range(0, len(images), LOSS_CHUNK):
             part = at_size(from_uint8(images[first : first + LOSS_CHUNK].to(self.device)), size)
             ids = encode_exactly(self.stages["tokenizer"]["tokenizer"], part)

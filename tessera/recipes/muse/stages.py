@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from tessera.batches import ImageBatch, TokenBatch
-from tessera.config import Layer, UserError, build, layer_of
+from tessera.config import Layer, build, layer_of
 from tessera.contracts import Context, Nets, Preview, Stage, Train
 from tessera.data.loader import Feed, ImageLoader
 from tessera.data.prepare import TokenPlan, write_tokens
@@ -25,6 +25,7 @@ from tessera.recipes.captions import settle_captions, training_text
 from tessera.recipes.generator import encode_exactly, facts_of
 from tessera.recipes.masked import draw_preview, masked_nets, masked_step
 from tessera.recipes.muse.config import MuseConfig, grid_of
+from tessera.recipes.needs import refuse_other_channels
 from tessera.recipes.pictures import contact_sheet
 from tessera.tokenizers.image.model import ImageTokenizer
 from tessera.tokenizers.image.stage import build_stage
@@ -48,28 +49,19 @@ def adopt(config: MuseConfig, read: Callable[[str], Any]) -> MuseConfig:
     if config.base.needs.tokenizer is not None:
         origin = str(Path(config.base.needs.tokenizer).absolute())
         other = read(origin)
-        refuse_other_channels(config, other, origin)
+        refuse_other_channels(config.data, other, origin)
         changes["tokenizer"] = {"model": other.tokenizer.model.model_dump(mode="json")}
         changes["base"] = {"needs": {"tokenizer": origin}}
     if config.superres is not None and config.superres.needs.tokenizer is not None:
         origin = str(Path(config.superres.needs.tokenizer).absolute())
         other = read(origin)
-        refuse_other_channels(config, other, origin)
+        refuse_other_channels(config.data, other, origin)
         changes["superres"] = {"needs": {"tokenizer": origin}, "tokenizer": other.tokenizer.model.model_dump(mode="json")}
     if not changes:
         return config
     made = build(MuseConfig, [layer_of(config, "config"), Layer.of(changes, "the tokenizer that needs.tokenizer names")])
     assert isinstance(made, MuseConfig)
     return made
-
-
-def refuse_other_channels(config: MuseConfig, other: Any, origin: str) -> None:
-    """Grey pictures cannot go through a tokenizer of coloured ones."""
-    if other.data.channels != config.data.channels:
-        raise UserError(
-            f"{origin} was trained on pictures of {other.data.channels} channels, data.channels is {config.data.channels}; "
-            f"set data.channels={other.data.channels}, or name another tokenizer"
-        )
 
 
 def settle(config: MuseConfig, source: Source) -> MuseConfig:
@@ -87,7 +79,7 @@ def tokenizer_step(config: MuseConfig) -> Train:
     def build_tokenizer() -> Stage:
         wanted = config.tokenizer.loss.perceptual
         perceptual = None if wanted is None else load_vgg16(wanted.path)
-        stage = build_stage(config.tokenizer, config.data.channels, perceptual, small=coarse_side(config))
+        stage = build_stage(config.tokenizer, config.data.channels, perceptual, small=coarse_size(config))
         return replace(stage, preview=preview_reconstructions)
 
     return Train(
@@ -96,21 +88,21 @@ def tokenizer_step(config: MuseConfig) -> Train:
         steps=config.tokenizer.steps,
         build=build_tokenizer,
         serves=lambda: {"tokenizer": ImageTokenizer(config.tokenizer.model, config.data.channels)},
-        feed=lambda nets, feed: ImageLoader.of(feed, tokenizer_side(config)),
+        feed=lambda nets, feed: ImageLoader.of(feed, tokenizer_height(config)),
         origin=config.base.needs.tokenizer,
     )
 
 
-def tokenizer_side(config: MuseConfig) -> int:
-    """Height and width of what the tokenizer learns from: where the finer grid is its own, too, that of the finer pictures."""
+def tokenizer_height(config: MuseConfig) -> int:
+    """Height of what the tokenizer learns from: where the finer grid is its own, too, that of the finer pictures."""
     superres = config.superres
     shared = superres is not None and superres.needs.tokenizer is None and superres.enlarged
     return superres.resolution if superres is not None and shared else config.data.resolution
 
 
-def coarse_side(config: MuseConfig) -> int | None:
+def coarse_size(config: MuseConfig) -> tuple[int, int] | None:
     """To which size pictures are shrunk beside it, where they are larger than those of the coarse grid."""
-    return None if tokenizer_side(config) == config.data.resolution else config.data.resolution
+    return None if tokenizer_height(config) == config.data.resolution else config.data.size
 
 
 def serves_fine(config: MuseConfig) -> Callable[[], Nets]:
@@ -139,7 +131,7 @@ def base_step(config: MuseConfig) -> Train:
 
     def make_nets() -> dict[str, nn.Module]:
         model = config.tokenizer.model
-        return masked_nets(config.text, config.base, model.quantizer.vocab_size, grid_of(model, config.data.resolution))
+        return masked_nets(config.text, config.base, model.quantizer.vocab_size, grid_of(model, config.data))
 
     preview = partial(preview_base, config)
     return masked_step("base", config.base, config.text, make_nets, feed, preview, {"tokenizer": "tokenizer"})
@@ -158,9 +150,9 @@ def superres_step(config: MuseConfig) -> Train:
         return TokenLoader(feed, TokenCache(tokens), training_text(config.text, feed), coarse_tokens(config, nets, feed))
 
     def make_nets() -> dict[str, nn.Module]:
-        low = Low(config.tokenizer.model.quantizer.vocab_size, grid_of(config.tokenizer.model, config.data.resolution))
+        low = Low(config.tokenizer.model.quantizer.vocab_size, grid_of(config.tokenizer.model, config.data))
         model = config.fine_tokenizer
-        return masked_nets(config.text, stage, model.quantizer.vocab_size, grid_of(model, stage.resolution), low)
+        return masked_nets(config.text, stage, model.quantizer.vocab_size, grid_of(model, config.data.at(stage.resolution)), low)
 
     needs = {"tokenizer": "tokenizer", "fine_tokenizer": fine}
     return masked_step("superres", stage, config.text, make_nets, feed, partial(preview_superres, config), needs)

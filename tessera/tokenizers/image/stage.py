@@ -46,9 +46,9 @@ class ImageTokenizerStageConfig(Config):
 
 
 def build_stage(
-    config: ImageTokenizerStageConfig, channels: int, perceptual: nn.Module | None = None, *, small: int | None = None
+    config: ImageTokenizerStageConfig, channels: int, perceptual: nn.Module | None = None, *, small: tuple[int, int] | None = None
 ) -> Stage:
-    """Fresh nets from torch's current seed. With `small` pictures are also seen shrunk to so many pixels a side."""
+    """Fresh nets from torch's current seed. With `small` pictures are also seen shrunk to that height and width."""
     own, tokenizer = ImageLosses(config.loss, config.critic), ImageTokenizer(config.model, channels)
     losses = own if small is None else TwoSizes(own, small)
     critic = None if config.critic is None else Critic(config.critic, channels)

@@ -22,7 +22,7 @@ class TwoSizes:
     """Half of the loss is of pictures as they come, half of their smaller selves. The critic judges the large ones alone."""
 
     losses: ImageLosses
-    small: int  # pixels a side of the smaller ones
+    small: tuple[int, int]  # height and width of the smaller ones
 
     def tokenizer_turn(self, nets: Nets, batch: ImageBatch, context: Context) -> Loss:
         """Reconstruct both; the large ones are handed on."""
@@ -42,7 +42,7 @@ class TwoSizes:
 
     def both(self, turn: LossFunction, nets: Nets, batch: ImageBatch, context: Context) -> Loss:
         """One loss of two; what is summed over cells is summed over those of both grids."""
-        shrunk = F.interpolate(batch.images, size=(self.small, self.small), mode="bilinear", antialias=True)
+        shrunk = F.interpolate(batch.images, size=self.small, mode="bilinear", antialias=True)
         large, small = turn(nets, batch, context), turn(nets, replace(batch, images=shrunk), context)
         return Loss(
             (large.total + small.total) / 2,

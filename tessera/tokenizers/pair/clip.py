@@ -49,8 +49,10 @@ class FrozenClip:
 
     @torch.inference_mode()
     def pictures(self, images: Tensor) -> Tensor:
-        """b c h w in [-1, 1] of any square size, grey or RGB -> b e of length 1, fp32"""
-        images = images.float()
+        """b c h w in [-1, 1] of any size, of which the middle square counts, grey or RGB -> b e of length 1, fp32"""
+        side = min(images.shape[-2:])
+        top, left = ((length - side) // 2 for length in images.shape[-2:])
+        images = images[..., top : top + side, left : left + side].float()
         if images.shape[-1] != self.resolution:
             images = F.interpolate(images, size=(self.resolution, self.resolution), mode="bicubic", antialias=True).clamp(-1, 1)
         pixels = ((images + 1) / 2 - self.mean.to(images.device)) / self.deviation.to(images.device)

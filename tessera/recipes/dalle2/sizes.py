@@ -1,0 +1,48 @@
+"""Sizes of pictures that the networks do not take, told with those that they do: ValueErrors for the validator of the config."""
+
+from __future__ import annotations
+
+from tessera.config import ImageDataConfig
+from tessera.generators.diffusion.dit import DiTConfig
+from tessera.generators.diffusion.unet import UNetConfig
+from tessera.recipes.sizes import refuse_other_proportions, sides_near
+
+
+def refuse_base(model: UNetConfig | DiTConfig, data: ImageDataConfig, pixels: int) -> None:
+    """Each value of what is drawn has so many pixels a side: 1, or the stride of a tokenizer."""
+    asked = "base.model" if pixels == 1 else f"base.model over latents of {pixels} pixels"
+    for name, side in zip(("data.resolution", "data.width"), data.size, strict=True):
+        refuse_side(pixels * stride_of(model), side, name, asked)
+
+
+def refuse_upsampler(model: UNetConfig | DiTConfig, data: ImageDataConfig, resolution: int, crop: int | None, name: str) -> None:
+    """Its pictures must have the proportions of the data, and both sides be what the network takes; so must crops."""
+    refuse_other_proportions(data, resolution, f"{name}.resolution")
+    height, width = data.at(resolution).size
+    refuse_side(stride_of(model), height, f"{name}.resolution", f"{name}.model")
+    if width != height:
+        refuse_side(stride_of(model), width, f"{name}.resolution {height} x", f"{name}.model")
+    if crop is not None:
+        refuse_crop(model, (height, width), crop, name)
+
+
+def refuse_crop(model: UNetConfig | DiTConfig, size: tuple[int, int], crop: int, name: str) -> None:
+    """Parts that the network takes, and that are parts."""
+    if isinstance(model, DiTConfig):
+        raise ValueError(f"{name}.crop: a dit draws the size alone that it learned from; set crop to null, or model.kind to unet")
+    if crop > min(size):
+        whole = f"{size[0]}" if size[0] == size[1] else f"{size[0]} x {size[1]}"
+        raise ValueError(f"{name}.crop {crop} is larger than {name}.resolution {whole}; lower it, or set null")
+    refuse_side(stride_of(model), crop, f"{name}.crop", f"{name}.model")
+
+
+def stride_of(model: UNetConfig | DiTConfig) -> int:
+    """What must divide both sides."""
+    return model.stride if isinstance(model, UNetConfig) else model.patch
+
+
+def refuse_side(stride: int, side: int, name: str, place: str) -> None:
+    """Halvings, or patches, must come out even."""
+    if side % stride:
+        near = sides_near(side, stride)
+        raise ValueError(f"{name} {side} cannot be divided by {stride}, as {place} asks; use {near}, or another {place}")
