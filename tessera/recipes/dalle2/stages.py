@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence, Sized
+from collections.abc import Generator, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from tessera.batches import PairBatch
-from tessera.config import Layer, UserError, build, layer_of
+from tessera.config import UserError
 from tessera.contracts import Context, Loader, Loss, LossFunction, Nets, Stage, Train
 from tessera.data.loader import Feed
 from tessera.data.pairs import PairLoader
@@ -51,31 +50,12 @@ def steps(config: Dalle2Config) -> Sequence[Train]:
     return [*([pair_step(config)] if config.has_pair else []), prior_step(config), base_step(config), *upsamplers]
 
 
-def adopt(config: Dalle2Config, read: Callable[..., Any]) -> Dalle2Config:
-    """A pair that comes from elsewhere brings its own architecture, and the way that it reads text."""
-    kind = config.embeddings
-    path = getattr(kind, "path", None)
-    if path is None:
-        return config
-    origin = str(Path(path).expanduser().absolute())
-    changes: dict[str, Any] = {"embeddings": {"path": origin}}
-    if isinstance(kind, TrainedPairConfig):
-        other = read(origin, "pair")
-        if other.recipe != "dalle2" or other.data.channels != config.data.channels:
-            raise UserError(
-                f"{origin} is a stage of recipe {other.recipe}, on pictures of {other.data.channels} channels; embeddings.path "
-                f"takes the pair of a dalle2 run with data.channels={config.data.channels}"
-            )
-        changes |= {"pair": {"model": other.pair.model.model_dump(mode="json")}, "text": other.text.model_dump(mode="json")}
-    made = build(Dalle2Config, [layer_of(config, "config"), Layer.of(changes, "what embeddings.path names")])
-    assert isinstance(made, Dalle2Config)
-    return made
-
-
 def settle(config: Dalle2Config, source: Source) -> Dalle2Config:
     """What only the data knows of how captions are read, and of how wide embeddings are."""
     text = settle_captions(config.text, source, config.data.validation_fraction)
     width = width_elsewhere(config, source)
+    if config.embedding_width not in (None, width) and {"prior", "base"} & set(config.taken):
+        raise UserError(f"the embeddings have {width} channels, and stages from elsewhere want {config.embedding_width}")
     same = text == config.text and width == config.embedding_width
     return config if same else config.model_copy(update={"text": text, "embedding_width": width})
 
@@ -134,6 +114,7 @@ def prior_step(config: Dalle2Config) -> Train:
         feed=feed,
         needs=needs_pair(config),
         captioned=learns_from_captions(config),
+        origin=config.prior.path,
     )
 
 
@@ -200,12 +181,19 @@ def base_step(config: Dalle2Config) -> Train:
         serves=nets,
         feed=feed,
         needs=needs_pair(config),
+        shows={"prior": "prior"},
         captioned=learns_from_captions(config),
+        origin=config.base.path,
     )
 
 
 def superres_step(config: Dalle2Config, name: str, stage: SuperresConfig) -> Train:
     """Small pictures to larger ones; it asks nothing of other stages."""
+
+    def feed(nets: Nets, feed: Feed) -> PairLoader:
+        read_text = training_text(config.text, feed) if stage.text else reader(NoTextConfig())
+        return PairLoader(feed, read_text, resolution=stage.resolution)
+
     nets, small = partial(superres_nets, config, stage), config.seen_by(name)
     read, preview = partial(read_superres, stage, small), partial(preview_superres, config, stage, small)
     return Train(
@@ -214,7 +202,9 @@ def superres_step(config: Dalle2Config, name: str, stage: SuperresConfig) -> Tra
         steps=stage.steps,
         build=lambda: replace(picture_stage(stage, nets(), read), preview=preview),
         serves=nets,
-        feed=lambda nets, feed: PairLoader(feed, reader(NoTextConfig()), resolution=stage.resolution),
+        feed=feed,
+        captioned=stage.text and learns_from_captions(config),
+        origin=stage.path,
     )
 
 
