@@ -216,6 +216,7 @@ class Train:
     serves: Callable[[], Nets]  # fresh nets of those that use needs, which an export holds: no helper of training alone
     feed: Callable[[Nets, Any], Loader]  # (needed nets, a data.loader.Feed): makes the caches it reads, then the batches
     needs: Mapping[str, str] = field(default_factory=dict)  # name of a frozen net -> the stage that has trained it
+    shows: Mapping[str, str] = field(default_factory=dict)  # name of a frozen net -> a stage of which previews show something
     captioned: bool = False  # learns from captions
     origin: str | None = None  # OTHER_RUN/STAGE: not trained in this run, but read from there
 
@@ -271,6 +272,6 @@ class Recipe:
     config_type: type[Config] | Kinds[Any]
     presets: Mapping[str, Callable[..., Config]]  # of a recipe of several kinds called with the one that is asked for, if any
     steps: Callable[[Any], Sequence[Train]]
-    adopt: Callable[[Any, Callable[[str], Any]], Any] = _as_it_is  # (config, RUN/STAGE -> its config): with what others trained
+    adopt: Callable[[Any, Callable[[str], Any]], Any] = _as_it_is  # (config, reads RUN/STAGE): with what others trained
     settle: Callable[[Any, Any], Any] = _as_it_is  # (config, source): the config with what only the data knows
     opens: Callable[[Any, Mapping[str, Nets], Any], Draw] | None = None  # (config, trained nets by stage, device)

@@ -28,10 +28,9 @@ from tessera.engine.state import TrainState
 from tessera.engine.track import Journal
 from tessera.engine.trackers import refuse_missing
 from tessera.recipes import RECIPES, find_recipe
-from tessera.sampling.stored import read_run
+from tessera.sampling.stored import has_weights, read_run
 from tessera.staging import (
     build_stage,
-    config_of,
     fingerprint,
     make_feed,
     make_loader,
@@ -40,6 +39,9 @@ from tessera.staging import (
     refuse_missing_stages,
     refuse_uncaptioned,
     settled,
+    stage_elsewhere,
+    take_over,
+    trained_on,
 )  # fmt: skip
 
 StageBuilders = Mapping[str, Callable[[], Stage]]
@@ -132,7 +134,7 @@ def train(
     if isinstance(data, (str, Path)):
         config = build(type(config), [layer_of(config, "config"), Layer.of({"data": {"path": str(data)}}, "data")])
     recipe = RECIPES[config.recipe]
-    config = recipe.adopt(with_absolute_path(config), config_of)
+    config = recipe.adopt(with_absolute_path(config), stage_elsewhere)
     refuse_missing_stages(config, pick(recipe.steps(config), stage, stages))  # or a wrong name, before any file is read
     with session(config) as (world, stop):
         source = open_source(config, data)
@@ -176,9 +178,10 @@ def resume(
     old = build(recipe.config_type, [saved])
     config = with_absolute_path(build(recipe.config_type, [saved, parse_sets(sets)]))
     changes = difference(old, config)
-    if any("needs." in key for key, *_ in changes):
-        config = recipe.adopt(config, config_of)
+    if any("needs." in key or (key.endswith(".path") and key != "data.path") for key, *_ in changes):
+        config = recipe.adopt(config, stage_elsewhere)
     refuse_changes(changes)
+    refuse_replaced(folder, recipe.steps(old), recipe.steps(config))
     if data is None and config.data.path is not None and not Path(config.data.path).exists():
         raise UserError(
             f"{config.data.path}, the data of this run, is not there any more; if it has moved: "
@@ -201,7 +204,7 @@ def prepare(run: Path | str, stage: str | None = None) -> dict[str, list[Path]]:
     folder = Path(run)
     recipe, saved = read_run(folder)
     config = build(recipe.config_type, [saved])
-    trains = [train for train in pick(recipe.steps(config), stage) if train.needs]
+    trains = [train for train in pick(recipe.steps(config), stage) if train.needs and train.origin is None]
     if not trains:
         raise UserError(f"stage {stage} of recipe {recipe.name} reads no caches; it learns from the files themselves")
     used: dict[str, list[Path]] = {train.name: [] for train in trains}
@@ -211,8 +214,7 @@ def prepare(run: Path | str, stage: str | None = None) -> dict[str, list[Path]]:
             given = world.together(partial(read_needs, folder, config, train))
             for needed in given.values():
                 needed.net.to(world.device)
-            hashes = {needed.stage: needed.hash for needed in given.values()}
-            feed = make_feed(config, train, source, world, folder / "cache", hashes, journal)
+            feed = make_feed(config, train, source, world, folder / "cache", trained_on(given), journal)
             check = partial(leave_on_signal, world, stop, None)
             make_loader(train, given, replace(feed, uses=used[train.name].append, check=check))
     return used
@@ -225,6 +227,17 @@ def refuse_changes(changes: Sequence[tuple[str, object, object]]) -> None:
             raise UserError(
                 f"--set {key}={after}: this run was made with {before}, and its order of samples depends on it; "
                 f"start a new run to change it (engine.micro_batch_size may change at any time)"
+            )
+
+
+def refuse_replaced(folder: Path, before: Sequence[Train], after: Sequence[Train]) -> None:
+    """What a run has trained stays part of it: other stages may have learned from it."""
+    own = {train.name for train in before if train.origin is None and has_weights(folder, train)}
+    for train in after:
+        if train.name in own and train.origin is not None:
+            raise UserError(
+                f"this run has trained stage {train.name} itself, and would now take it from {train.origin}; "
+                f"name that one in a new run, and the other stages of this run with it"
             )
 
 
@@ -267,6 +280,8 @@ def _train_all(
         try:
             for train in trains:
                 train_stage(folder, config, train, source, world, stop, journal)
+            if world.main:  # where all stages come from elsewhere, none has written it
+                write_config(folder, config)
         except Exception as error:
             journal.note(f"ended: {type(error).__name__}: {error}")
             error.add_note(str(folder))  # the message of the command line names the run to resume
@@ -288,6 +303,7 @@ def train_stage(folder: Path, config: Any, train: Train, source: Source, world: 
     """One stage, from its newest valid checkpoint or from the start."""
     home = folder / train.name
     if train.origin is not None:
+        world.together(lambda: take_over(folder, config, train) if world.main else None)
         journal.say(f"{train.name}: taken from {train.origin}")
         return
     given = world.together(lambda: read_needs(folder, config, train))

@@ -21,7 +21,7 @@ from tessera.engine.track import Journal
 from tessera.media.images import Pixels
 from tessera.pipeline import StageBuilders, pick, session
 from tessera.recipes import RECIPES
-from tessera.staging import Needed, build_stage, config_of, make_feed, make_loader, open_source, settled
+from tessera.staging import Needed, build_stage, make_feed, make_loader, open_source, settled, stage_elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Estimate:
 
 def dry_run(config: Any, *, data: Any = None, stage: str | None = None, stages: StageBuilders | None = None) -> list[Estimate]:
     """One real step of each stage on the user's data, as its last step will be; writes nothing."""
-    config = RECIPES[config.recipe].adopt(config, config_of)
+    config = RECIPES[config.recipe].adopt(config, stage_elsewhere)
     with session(config) as (world, _):
         source = open_source(config, data)
         config = settled(config, source, pick(RECIPES[config.recipe].steps(config), stage))

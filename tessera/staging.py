@@ -24,7 +24,16 @@ from tessera.engine.state import TrainState, place
 from tessera.engine.track import Journal
 from tessera.randomness import mix, mix_text
 from tessera.recipes import RECIPES
-from tessera.sampling.stored import build_nets, has_weights, needed_by_others, open_stored, read_run, read_stage
+from tessera.sampling.stored import (
+    StoredStage,
+    build_nets,
+    has_weights,
+    needed_by_others,
+    note_taken,
+    open_stored,
+    read_run,
+    read_stage,
+)  # fmt: skip
 
 # --- data and config
 
@@ -47,7 +56,7 @@ def open_source(config: Any, data: Any = None) -> Source:
 
 def settled(config: Any, source: Source, trains: Sequence[Train]) -> Any:
     """The config with what only the data knows; data without captions is refused where a stage that trains learns from them."""
-    if any(train.captioned for train in trains):
+    if any(train.captioned for train in trains if train.origin is None):
         refuse_uncaptioned(config, source)
     return RECIPES[config.recipe].settle(config, source)
 
@@ -67,7 +76,7 @@ def refuse_missing_stages(config: Any, trains: Sequence[Train]) -> None:
     """Before a new run has a folder: what its stages need is trained in it, too, or taken from elsewhere."""
     here = {train.name for train in trains}
     elsewhere = {train.name for train in RECIPES[config.recipe].steps(config) if train.origin is not None}
-    for train in trains:
+    for train in (train for train in trains if train.origin is None):
         if missing := [name for name in train.needs.values() if name not in here | elsewhere]:
             raise UserError(
                 f"stage {train.name} needs the {missing[0]}, which a new run does not have; leave out --stage to train all stages"
@@ -75,8 +84,9 @@ def refuse_missing_stages(config: Any, trains: Sequence[Train]) -> None:
             )
 
 
-def config_of(origin: str, kind: str = "tokenizer") -> Any:
-    """The config with which a stage of that kind was trained elsewhere, for one that is taken over from there."""
+def stage_elsewhere(origin: str, kind: str = "tokenizer") -> StoredStage:
+    """A stage of that kind that was trained elsewhere, to be taken over from there: as others there were trained on it, or the
+    newest."""
     path = Path(origin)
     folder = path.parent
     if (path / "config.yaml").is_file() or (path / "config.json").is_file():
@@ -88,14 +98,14 @@ def config_of(origin: str, kind: str = "tokenizer") -> Any:
         recipe, saved = read_run(folder)
         current = build(recipe.config_type, [saved])
         names = {train.name: train for train in recipe.steps(current)}
-        found = read_stage(folder, recipe, current, names[path.name]) if path.name in names else None
+        wanted = needed_by_others(folder, names, path.name) if path.name in names else None
+        found = read_stage(folder, recipe, current, names[path.name], wanted or "latest") if path.name in names else None
     if found is None:
-        raise UserError(
-            f"{origin} is no trained stage; expected RUN/STAGE, such as runs/{'dalle2' if kind == 'pair' else 'muse'}-001/{kind}"
-        )
-    if not path.name.endswith(kind):
+        recipe_of_kind = "muse" if kind == "tokenizer" else "dalle2"
+        raise UserError(f"{origin} is no trained stage; expected RUN/STAGE, such as runs/{recipe_of_kind}-001/{kind}")
+    if not path.name.rstrip("0123456789").endswith(kind):
         raise UserError(f"{origin} is a stage of another kind; expected RUN/{kind} of a run that has trained one")
-    return found.config
+    return found
 
 
 # --- needs, nets and batches
@@ -103,10 +113,10 @@ def config_of(origin: str, kind: str = "tokenizer") -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """A trained net of an earlier stage."""
+    """A trained net of an earlier stage, or all of them as one where previews show it."""
 
     stage: str
-    hash: str
+    hash: str | None  # None: not what the stage is trained on, but what its previews show
     net: nn.Module
 
 
@@ -126,9 +136,29 @@ def read_needs(folder: Path, config: Any, train: Train) -> dict[str, Needed]:
         stored = read_stage(folder, recipe, config, trains[name], wanted)
         (module,) = build_nets(stored).values()
         found[net] = Needed(name, stored.hash, module)
-        if trains[name].origin is not None and stored.folder.parent.name == "checkpoints":
+        if trains[name].origin is not None and stored.home != stored.folder:
             pin(stored.folder)
+    for net, name in train.shows.items():
+        if has_weights(folder, trains[name]):
+            shown = read_stage(folder, recipe, config, trains[name], needed_by_others(folder, trains, name) or "latest")
+            found[net] = Needed(name, None, nn.ModuleDict(build_nets(shown)))
     return found
+
+
+def trained_on(given: Mapping[str, Needed]) -> dict[str, str]:
+    """Stage -> hash of its weights, of what is more than shown."""
+    return {needed.stage: needed.hash for needed in given.values() if needed.hash is not None}
+
+
+def take_over(folder: Path, config: Any, train: Train) -> None:
+    """Notes which weights of a stage from elsewhere this run is made with, once they are known to fit."""
+    recipe = RECIPES[config.recipe]
+    trains = {other.name: other for other in recipe.steps(config)}
+    stored = read_stage(folder, recipe, config, train, needed_by_others(folder, trains, train.name) or "latest")
+    build_nets(stored)
+    note_taken(folder, stored, train.name)
+    if stored.home != stored.folder:
+        pin(stored.folder)
 
 
 def pin(checkpoint: Path) -> None:
@@ -154,7 +184,7 @@ def build_stage(config: Any, train: Train, given: Mapping[str, Needed], world: W
     torch.manual_seed(mix(config.seed, mix_text(train.name)) >> 1)
     stage = train.build()
     frozen = {**stage.frozen, **{net: needed.net for net, needed in given.items()}}
-    stage = replace(stage, frozen=frozen, needs={**stage.needs, **{needed.stage: needed.hash for needed in given.values()}})
+    stage = replace(stage, frozen=frozen, needs={**stage.needs, **trained_on(given)})
     return stage, place(stage, config.seed, config.engine, world.device)
 
 

@@ -64,7 +64,10 @@ RECIPE = ["data", "train", "sample", "data", "train", "train", "resume", "evalua
 COMMANDS = {
     "README.md": ["data", "train", "train", "sample", "evaluate", "resume", "export"],
     "docs/recipes/muse.md": ["data", "train", "train", "resume", "sample", "evaluate", "export", "train", *["sample"] * 7],
-    "docs/recipes/dalle2.md": ["data", "train", "train", "resume", "sample", "evaluate", "export", "train", *["sample"] * 5],
+    "docs/recipes/dalle2.md": [
+        *("data", "train", "train", "resume", "sample", "evaluate", "export", "train", "train", "export"),
+        *["sample"] * 5,
+    ],
     "docs/recipes/meshgpt.md": [*RECIPE, *["sample"] * 4],
     "docs/recipes/phenaki.md": [*RECIPE, "train", *["sample"] * 8, "train"],
     "docs/recipes/nuwa.md": [*RECIPE, *["train"] * 3, *["sample"] * 6, "train", "sample"],

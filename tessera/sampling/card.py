@@ -32,7 +32,7 @@ class Evidence:
 
 def gather_evidence(run: Path, stage: StoredStage) -> Evidence:
     """A file that is missing or damaged leaves a gap in the card, not an error: the weights are what matters."""
-    home = run / stage.train.name
+    home = stage.home
     validations = {line["step"]: line for line in _validations(home / "metrics.jsonl") if line["step"] <= stage.step}
     best_step = _json(stage.folder / "state.json").get("best_step")
     return Evidence(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -29,10 +30,11 @@ from tessera.engine.checkpoint import (
     step_name,
     weights_hash,
 )
-from tessera.files import digest
+from tessera.files import digest, write_json
 from tessera.recipes import find_recipe
 
 EXPORT_FORMAT = 1
+TAKEN = "taken.json"  # in a run: the stages that come from elsewhere, and which weights of theirs
 RETRIES = 3  # a run in progress may delete an old checkpoint while it is read
 
 Weights = Mapping[str, Mapping[str, Tensor]]  # net -> parameter -> tensor
@@ -50,6 +52,11 @@ class StoredStage:
     averaged: frozenset[str]  # the nets whose weights are averages
     hash: str  # of the file of those weights
 
+    @property
+    def home(self) -> Path:
+        """RUN/STAGE, wherever it was trained, or EXPORT/STAGE."""
+        return self.folder.parents[1] if self.folder.parent.name == "checkpoints" else self.folder
+
 
 @dataclass(frozen=True, slots=True)
 class Stored:
@@ -57,7 +64,7 @@ class Stored:
 
     path: Path
     recipe: Recipe
-    config: Any  # of its last trained stage
+    config: Any  # of the last stage that it trained itself
     stages: Mapping[str, StoredStage]  # those that have been trained, in the recipe's order
 
 
@@ -110,7 +117,8 @@ def read_run(folder: Path) -> tuple[Recipe, Layer]:
 def open_run(folder: Path, checkpoint: str = "latest") -> Stored:
     """A run, also while it is being trained; nothing is written or locked.
 
-    `checkpoint` is that of the last trained stage. Of an earlier one it is what later ones were trained on, else the newest.
+    `checkpoint` is that of the last stage that was trained in it. Of an earlier one it is what later ones were trained on, of one
+    from elsewhere what was taken over; else the newest.
     """
     recipe, saved = read_run(folder)
     current: Any = build(recipe.config_type, [saved])
@@ -118,14 +126,12 @@ def open_run(folder: Path, checkpoint: str = "latest") -> Stored:
     trained = [name for name, train in trains.items() if has_weights(folder, train)]
     if not trained:
         raise UserError(f"{folder} holds no checkpoint yet; train it first: tessera resume {folder}")
-    stages = {}
+    stages, last = {}, next((name for name in reversed(trained) if trains[name].origin is None), None)
     for name in trained:
         wanted = needed_by_others(folder, trains, name)
-        stages[name] = read_stage(
-            folder, recipe, current, trains[name], wanted or (checkpoint if name == trained[-1] else "latest")
-        )
+        stages[name] = read_stage(folder, recipe, current, trains[name], wanted or (checkpoint if name == last else "latest"))
     uses = {"sample": current.sample, "evaluate": current.evaluate}  # `resume --set` may change these at any time
-    return Stored(folder, recipe, stages[trained[-1]].config.model_copy(update=uses), stages)
+    return Stored(folder, recipe, (current if last is None else stages[last].config).model_copy(update=uses), stages)
 
 
 def home_of(run: Path, train: Train) -> Path:
@@ -150,7 +156,7 @@ def read_stage(run: Path, recipe: Recipe, current: Any, train: Train, wanted: st
         origin = Path(str(train.origin))
         found = open_export(origin.parent).stages[origin.name]
         if re.fullmatch("[0-9a-f]{64}", wanted) and found.hash != wanted:
-            raise UserError(f"{origin} has changed since other stages of this run were trained on it; put the old export back")
+            raise UserError(f"{origin} has changed since this run was made with it; put the old export back")
         return used_as(train, found)
     home, name = home_of(run, train), train.name
     if train.origin is not None:
@@ -161,8 +167,8 @@ def read_stage(run: Path, recipe: Recipe, current: Any, train: Train, wanted: st
         fitting = [path.name for path in list_checkpoints(home) if wanted in hashes_of(path)]
         if not fitting:
             raise UserError(
-                f"{home} no longer holds the checkpoint on which other stages of this run were trained (weights {wanted[:12]}); "
-                f"put it back, or train those stages anew in a new run"
+                f"{home} no longer holds the checkpoint on which other stages of this run were trained, or which it took over "
+                f"(weights {wanted[:12]}); put it back, or make a new run"
             )
         wanted = fitting[-1]
     return used_as(train, _read_checkpoint(home, recipe, current, name, wanted))
@@ -174,13 +180,38 @@ def used_as(train: Train, found: StoredStage) -> StoredStage:
 
 
 def needed_by_others(run: Path, trains: Mapping[str, Train], name: str) -> str | None:
-    """The hash of a stage's weights that another stage of the run was trained on, if one was; of the earliest such stage."""
-    for other in trains.values():
-        path = newest_valid(home_of(run, other))[0] if name in other.needs.values() and other.origin is None else None
-        known = read_json(path / "manifest.json").get("needs") if path is not None else None
-        if isinstance(known, dict) and isinstance(known.get(name), str):
-            return str(known[name])
-    return None
+    """The hash of a stage's weights that another stage of the run was trained on, if one was; of the earliest such stage. Of a
+    stage from elsewhere also what was taken over, or before that, what others from elsewhere were trained on, if it is there."""
+    users = [other for other in trains.values() if name in other.needs.values()]
+    for other in users:
+        if other.origin is None and (known := needed_of(home_of(run, other), name)) is not None:
+            return known
+    if trains[name].origin is None:
+        return None
+    if (noted := read_taken(run).get(name)) is not None:
+        return noted
+    there = {known for path in list_checkpoints(home_of(run, trains[name])) for known in hashes_of(path)}
+    return next((known for other in users if (known := needed_of(home_of(run, other), name)) in there), None)
+
+
+def needed_of(home: Path, name: str) -> str | None:
+    """The hash of the weights of stage `name` on which a stage's newest checkpoint was trained."""
+    path = newest_valid(home)[0]
+    known = None if path is None else read_json(path / "manifest.json").get("needs")
+    return str(known[name]) if isinstance(known, dict) and isinstance(known.get(name), str) else None
+
+
+def read_taken(run: Path) -> dict[str, str]:
+    """Stage -> the hash of the weights that a run took over from elsewhere."""
+    path = run / TAKEN
+    return {str(name): str(known) for name, known in read_json(path).items()} if path.is_file() else {}
+
+
+def note_taken(run: Path, stage: StoredStage, name: str) -> None:
+    """From now on the run is made with these weights of another's, even if the stage is trained further over there."""
+    if (known := read_taken(run)).get(name) != stage.hash:
+        write_json(run / f".{TAKEN}.tmp", {**known, name: stage.hash})
+        os.replace(run / f".{TAKEN}.tmp", run / TAKEN)
 
 
 def _read_checkpoint(home: Path, recipe: Recipe, current: Any, name: str, checkpoint: str) -> StoredStage:

@@ -112,6 +112,7 @@ CASCADE = (
     "base.optim={lr: 3e-3, warmup_steps: 2}",
     "superres.batch_size=5",
     "superres.crop=16",
+    "superres.text=true",
     "superres.model={widths: [16, 16], blocks: [1, 1], attention: [false, true], cross: [false, false], head_width: 8, "
     "efficient: true, dropout: 0.1}",
     "superres.optim={lr: 3e-3, warmup_steps: 2}",
@@ -129,6 +130,7 @@ QUIET_CASCADE = (
     "superres.model={widths: [16, 16], blocks: [1, 1], attention: [false, true], cross: [false, false], head_width: 8, "
     "efficient: true}",
     "superres.optim={lr: 1e-2, warmup_steps: 2, schedule: constant}",
+    "superres.loss={text_dropout_prob: 0}",
 )
 
 SMALL = {

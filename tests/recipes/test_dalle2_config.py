@@ -12,7 +12,8 @@ from tessera.config import UserError
 from tessera.contracts import Train
 from tessera.data.opening import open_source
 from tessera.data.synth.shapes import write_shapes
-from tessera.recipes.dalle2.config import Dalle2Config, tiny
+from tessera.recipes.dalle2.config import Dalle2Config
+from tessera.recipes.dalle2.presets import tiny
 from tessera.recipes.dalle2.stages import settle, steps
 
 
@@ -42,6 +43,13 @@ def step(config: Dalle2Config, name: str) -> Train:
         (["superres.resolution=16"], "superres.resolution 16 must be larger than data.resolution 16; use 32"),
         (["superres2={resolution: 32}"], "superres2.resolution 32 must be larger than superres.resolution 32; use 64"),
         (["superres=null", "superres2={resolution: 64}"], "there is no superres"),
+        (
+            ["superres2={resolution: 64}", "superres4={resolution: 96}"],
+            "superres4 enlarges what superres3 draws, and there is no",
+        ),
+        (["superres5={resolution: 64}"], "there can be 4 upsamplers: superres, superres2, superres3, superres4; rename it"),
+        (["superres.text=true", "text={kind: none}", "embeddings={kind: tars}"], "superres.text=true tells captions, and"),
+        (["sample.start=superres5"], "sample.start"),
         (["superres.crop=48"], "superres.crop 48 is larger than superres.resolution 32"),
         (["superres.crop=18"], "superres.crop 18 cannot be divided by 4"),
         (["superres.crop=16", "superres.model={kind: dit}"], "a dit draws the size alone that it learned from"),
@@ -88,6 +96,16 @@ def test_a_tokenizer_is_a_stage_of_another_run() -> None:
         step(config, "base").serves()
     with pytest.raises(UserError, match=r"resolution 16 cannot be divided by 32, as base\.model over latents of 16 pixels asks"):
         resolved("base.latent={path: elsewhere/tokenizer, model: {widths: [8, 8, 8, 8, 8], blocks: [0, 0, 0, 0, 0]}}")
+
+
+def test_a_cascade_of_four() -> None:
+    more = [f"superres{number}={{resolution: {side}}}" for number, side in ((2, 48), (3, 64), (4, 96))]
+    config = resolved(*more, "superres4.text=true", "sample.start=superres4")
+    assert names(config) == ["pair", "prior", "base", "superres", "superres2", "superres3", "superres4"]
+    assert [config.seen_by(name) for name in config.upsamplers] == [16, 32, 48, 64]
+    assert set(step(config, "superres3").serves()) == {"generator"}
+    assert set(step(config, "superres4").serves()) == {"generator", "text"}
+    assert [step(config, name).captioned for name in ("superres3", "superres4")] == [False, True]
 
 
 def test_the_width_of_listed_embeddings_is_filled_in(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,15 @@ from PIL import Image
 
 from tessera import pipeline
 from tessera.config import TarEmbeddingsConfig, UserError
-from tessera.contracts import Chunk
+from tessera.contracts import Chunk, Context
 from tessera.data.synth.shapes import write_shapes
 from tessera.evals.run import evaluate_run
+from tessera.generators.diffusion.losses import DiffusionLossConfig, DiffusionLosses
+from tessera.generators.diffusion.processes import build_process
+from tessera.recipes.dalle2 import previews
 from tessera.recipes.dalle2.drawing import Painter
 from tessera.recipes.dalle2.embeddings import Sphere
+from tessera.recipes.dalle2.nets import read_superres, superres_nets
 from tessera.sampling.request import make_request
 from tessera.sampling.session import Session, load
 from tests.processes import made_once, workshop
@@ -65,6 +71,16 @@ def session(run: Path) -> Session:
 def photo() -> Image.Image:
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
     return Image.fromarray(pixels)
+
+
+def last_of(folder: Path, pattern: str = "step-*") -> Path:
+    return max(folder.glob(pattern))
+
+
+def preview_of(run: Path) -> dict[str, Any]:
+    """The facts beside the last preview of the decoder."""
+    facts: dict[str, Any] = json.loads(last_of(run / "base" / "samples", "*.json").read_text())
+    return facts
 
 
 def arrays(drawn: list[Any]) -> list[Any]:
@@ -162,6 +178,80 @@ def test_a_negative_prompt_and_guidance_change_what_is_drawn(session: Session) -
     assert not np.array_equal(plain, guided)
 
 
+def test_guidance_of_upsamplers_that_are_told_nothing(session: Session, photo: Image.Image) -> None:
+    for image in (None, photo):
+        with pytest.raises(UserError, match="no upsampler that draws here is told it; leave it at 1"):
+            session.sample("a red circle", image=image, options={"superres": {"guidance": 2}})
+
+
+def test_an_upsampler_that_is_told_captions(run: Path, photo: Image.Image, tmp_path: Path) -> None:
+    sets = [*SETS, *RATES, "superres.text=true", "superres.loss.text_dropout_prob=0.5"]
+    config = pipeline.resolve("dalle2", preset="tiny", data=str(run.parent / "data"), steps=4, sets=sets, stage="superres")
+    pipeline.train(config, run=tmp_path / "run", stage="superres")
+    session = load(tmp_path / "run", device="cpu")
+    assert set(session.nets["superres"]) == {"generator", "text"}
+
+    def drawn(prompt: str, guidance: float = 1, negative: str | None = None) -> torch.Tensor:
+        changes = {"guidance": guidance, "steps": 1, "threshold": "none"}  # one step: what is drawn is the guess itself
+        upsampler = session.config.sample.superres.model_copy(update=changes)
+        options = session.config.sample.model_copy(update={"start": "superres", "superres": upsampler})
+        small = torch.from_numpy(np.array(photo.resize((16, 16)))).permute(2, 0, 1)[None] / 127.5 - 1
+        chunk = Chunk([prompt], torch.tensor([1]), options, None if negative is None else [negative], small)
+        assert isinstance(session.draw, Painter)
+        with torch.no_grad():
+            return session.draw.pixels(chunk)
+
+    red, blue, silent = (drawn(prompt) for prompt in ("a red circle", "a blue square", ""))
+    assert (red - blue).abs().max() > 1e-3
+    assert (red - silent).abs().max() > 1e-3
+    assert torch.allclose(drawn("a red circle", 3), silent + 3 * (red - silent), atol=1e-5)
+    assert torch.allclose(drawn("a red circle", 3, "a blue square"), blue + 3 * (red - blue), atol=1e-5)
+
+
+@pytest.mark.parametrize("prob", [0.0, 1.0])
+def test_captions_are_taken_from_upsamplers_as_often_as_the_loss_says(prob: float, session: Session) -> None:
+    painter = session.draw
+    assert isinstance(painter, Painter)
+    stage = session.config.superres.model_copy(update={"text": True})
+    config = session.config.model_copy(update={"superres": stage})
+    torch.manual_seed(0)
+    nets = superres_nets(config, stage)
+    with torch.no_grad():
+        for parameter in nets["generator"].parameters():  # what starts as 0 would hide it
+            parameter.normal_(std=0.1)
+    loss = DiffusionLossConfig(text_dropout_prob=prob)
+    losses = DiffusionLosses(loss, build_process(stage.process), partial(read_superres, stage, (16, 16)))
+    batch = painter.judged(torch.rand(4, 3, 32, 32) * 2 - 1, ("a red circle",) * 4, 0)
+    other = replace(batch, text=painter.prompts.read(["a blue square"] * 4))
+    told, misled = (losses.turn(nets, some, Context(3, 0, batch.positions)).total.item() for some in (batch, other))
+    assert (told == misled) == (prob == 1)
+
+
+def test_previews_of_the_decoder_show_the_way_through_the_prior(
+    run: Path, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    painter, captions = session.draw, ("a red circle", "a blue square", "")
+    assert isinstance(painter, Painter)
+    shown: dict[str, torch.Tensor] = {}
+    monkeypatch.setattr(previews, "contact_sheet", lambda rows, captions: shown.update(rows) or b"")
+    batch = painter.judged(torch.rand(3, 3, 16, 16) * 2 - 1, captions, 0)
+    alone = {**session.nets["base"], **session.nets["pair"]}
+    nets = {**alone, "prior": torch.nn.ModuleDict(session.nets["prior"])}
+    chunk = Chunk(captions, torch.arange(3), session.config.sample)
+    assert chunk.options.guidance == 3
+    with torch.no_grad():
+        facts = previews.preview_base(session.config, nets, nets, batch, Context(0, 0, batch.positions)).facts
+        imagined = painter.imagine(chunk, chunk.options.prior)
+        wanted = painter.decode(chunk, imagined, chunk.options)
+        assert list(shown) == ["real", "drawn", "prior"]
+        assert torch.equal(shown["prior"], wanted)
+        assert torch.equal(shown["drawn"], painter.decode(chunk, batch.embeddings, chunk.options))  # type: ignore[arg-type]
+        assert facts["cosine"] == pytest.approx((imagined * batch.embeddings).sum(1).tolist(), abs=1e-3)
+        shown.clear()
+        previews.preview_base(session.config, alone, alone, batch, Context(0, 0, batch.positions))
+    assert list(shown) == ["real", "drawn"]
+
+
 def test_embeddings_of_files_cannot_be_made_of_a_picture(session: Session) -> None:
     painter = session.draw
     assert isinstance(painter, Painter)
@@ -188,6 +278,10 @@ def test_a_stage_trains_alone_and_takes_the_pair_of_another_run(run: Path, tmp_p
     taken = pipeline.resolve("dalle2", preset="tiny", data=data, steps=2, sets=[*other, f"embeddings.path={run / 'pair'}"])
     pipeline.train(taken, run=tmp_path / "decoder", stage="base")
     found = load(tmp_path / "decoder", device="cpu")
+    alone, after = (preview_of(place) for place in (tmp_path / "decoder", run))
+    assert "cosine" not in alone, "there is no prior"
+    assert "cosine" in after
+    assert set(json.loads((last_of(run / "base" / "checkpoints") / "manifest.json").read_text())["needs"]) == {"pair"}
     assert found.hashes["pair"] == load(run, device="cpu").hashes["pair"]
     assert (found.config.pair.model.width, found.config.text.length) == (8, 32)  # as it was trained
     with pytest.raises(UserError, match="stage of another kind; expected RUN/pair"):

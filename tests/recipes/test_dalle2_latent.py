@@ -150,6 +150,19 @@ def test_an_export_draws_the_same_bits_without_the_run_of_the_tokenizer(generate
     assert load(tmp_path / "tokens", device="cpu").hashes["tokenizer"] == session.hashes["tokenizer"]
 
 
+@pytest.mark.parametrize("exported", [False, True])
+def test_a_base_from_elsewhere_brings_its_tokenizer(exported: bool, run: Path, pictures: Path, tmp_path: Path) -> None:
+    home = export_run(run, tmp_path / "export") if exported else run
+    taken = [f"embeddings.path={home / 'pair'}", f"prior.path={home / 'prior'}", f"base.path={home / 'base'}"]
+    kept = [item for item in SETS if not item.startswith(("pair=", "prior=", "data.resolution="))]
+    config = pipeline.resolve("dalle2", preset="tiny", data=str(pictures), sets=[*kept, *taken, "data.resolution=32"])
+    pipeline.train(config, run=tmp_path / "run")
+    first, second = (load(path, device="cpu") for path in (run, tmp_path / "run"))
+    assert second.config.base.latent.model == first.config.base.latent.model
+    drawn, again = (np.asarray(session.sample("a red circle")[0]) for session in (first, second))
+    assert np.array_equal(drawn, again)
+
+
 def photo() -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from tessera.config import UserError
 from tessera.nn.quantizers import FSQConfig, ResidualConfig, VQConfig
 from tessera.recipes.clips.config import MaskedClipsConfig
 from tessera.recipes.clips.stages import adopt, steps
-from tessera.staging import config_of
+from tessera.staging import stage_elsewhere
 from tests.small import generated, pictures, workshop
 
 __all__ = ["generated", "pictures", "workshop"]
@@ -59,16 +60,19 @@ def test_any_length_of_training_clips_needs_no_other_value(frames: int) -> None:
 def test_a_tokenizer_from_elsewhere_decides_what_fits(model: str, sets: tuple[str, ...], grid: tuple[int, ...]) -> None:
     """Not the one that the preset would have trained, whose strides are 8 and 4."""
     other = resolved(f"tokenizer.model={model}")
-    made = adopt(resolved("base.needs.tokenizer=/other/tokenizer", *sets), lambda origin: other)
+    made = adopt(resolved("base.needs.tokenizer=/other/tokenizer", *sets), lambda origin: SimpleNamespace(config=other))
     assert isinstance(made, MaskedClipsConfig)
     assert (made.tokenizer.model, made.grid) == (other.tokenizer.model, grid)
     with pytest.raises(UserError, match=r"with the tokenizer of /other/tokenizer: sample.overlap 99 leaves no room"):
-        adopt(resolved("base.needs.tokenizer=/other/tokenizer", *sets, "sample.overlap=99"), lambda origin: other)
+        adopt(
+            resolved("base.needs.tokenizer=/other/tokenizer", *sets, "sample.overlap=99"),
+            lambda origin: SimpleNamespace(config=other),
+        )
 
 
 def test_only_a_tokenizer_is_taken_over(generated: Path) -> None:
     with pytest.raises(UserError, match=r"base is a stage of another kind; expected RUN/tokenizer"):
-        config_of(str(generated / "base"))
+        stage_elsewhere(str(generated / "base"))
 
 
 @pytest.mark.parametrize(
@@ -90,7 +94,7 @@ def test_the_generator_has_the_vocabulary_and_the_grid_of_the_tokenizer(quantize
 
 def test_a_tokenizer_from_elsewhere_brings_its_architecture() -> None:
     other = resolved("tokenizer.model={kind: cvivit, patch: 4, time_patch: 2, quantizer: {kind: vq, codes: 64}}")
-    made = adopt(resolved("base.needs.tokenizer=there/tokenizer"), lambda origin: other)
+    made = adopt(resolved("base.needs.tokenizer=there/tokenizer"), lambda origin: SimpleNamespace(config=other))
     assert made.tokenizer.model == other.tokenizer.model
     assert made.grid == (9, 16, 16)
     with torch.device("meta"):
@@ -104,4 +108,4 @@ def test_a_tokenizer_from_elsewhere_brings_its_architecture() -> None:
         (resolved("data.channels=1"), "was trained on clips of 1 channels, data.channels is 3; set data.channels=1"),
     ):
         with pytest.raises(UserError, match=said):
-            adopt(resolved("base.needs.tokenizer=there/tokenizer"), lambda origin, wrong=wrong: wrong)
+            adopt(resolved("base.needs.tokenizer=there/tokenizer"), lambda origin, wrong=wrong: SimpleNamespace(config=wrong))

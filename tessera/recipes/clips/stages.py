@@ -50,7 +50,7 @@ def adopt(config: ClipsConfig, read: Callable[[str], Any]) -> ClipsConfig:
     if config.base.needs.tokenizer is None:
         return config
     origin = str(Path(config.base.needs.tokenizer).absolute())
-    other = read(origin)
+    other = read(origin).config
     model, still = other.tokenizer.model, isinstance(other.tokenizer.model, ImageTokenizerConfig)
     if not still and not isinstance(model, Backbone):
         raise UserError(

@@ -1,9 +1,11 @@
 """DALL-E 2 (Ramesh et al. 2022): text to the embedding of a picture, from there to a small picture, and to larger ones."""
 
 from tessera.contracts import Recipe
-from tessera.recipes.dalle2.config import Dalle2Config, base, large, small, tiny
+from tessera.recipes.dalle2.config import Dalle2Config
 from tessera.recipes.dalle2.drawing import Painter
-from tessera.recipes.dalle2.stages import adopt, settle, steps
+from tessera.recipes.dalle2.elsewhere import adopt
+from tessera.recipes.dalle2.presets import base, large, small, tiny
+from tessera.recipes.dalle2.stages import settle, steps
 
 DALLE2 = Recipe(
     name="dalle2",

@@ -1,8 +1,10 @@
-"""The root config of the recipe, and its presets."""
+"""The root config of the recipe."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -12,7 +14,6 @@ from tessera.config import (
     EvaluateConfig,
     ImageDataConfig,
     ListedEmbeddingsConfig,
-    OptimConfig,
     ShardEmbeddingsConfig,
     TarEmbeddingsConfig,
     UserError,
@@ -29,8 +30,6 @@ from tessera.recipes.dalle2.sizes import refuse_base, refuse_upsampler
 from tessera.text.encoders import ByteTextConfig, NoTextConfig, TextConfig
 from tessera.tokenizers.image.model import ImageTokenizerConfig
 from tessera.tokenizers.pair.clip import ClipConfig
-from tessera.tokenizers.pair.losses import PairLossConfig
-from tessera.tokenizers.pair.model import EmbedderConfig
 from tessera.tokenizers.pair.stage import EmbedderStageConfig
 
 
@@ -49,7 +48,14 @@ EmbeddingsConfig = Annotated[
 ]
 
 
-class PriorStageConfig(DiffusionStageConfig):
+class CascadeStageConfig(DiffusionStageConfig):
+    """Training of a stage that draws, here or elsewhere."""
+
+    path: str | None = None
+    """RUN/STAGE of another run or export, to use instead of training it in this run."""
+
+
+class PriorStageConfig(CascadeStageConfig):
     """Training of the prior."""
 
     model: PriorConfig = PriorConfig()
@@ -65,7 +71,7 @@ class LatentConfig(Config):
     """Its architecture; filled in from there."""
 
 
-class BaseConfig(DiffusionStageConfig):
+class BaseConfig(CascadeStageConfig):
     """Training of the decoder, which draws a small picture of an embedding and text."""
 
     model: Denoiser = UNetConfig()
@@ -76,8 +82,8 @@ class BaseConfig(DiffusionStageConfig):
     """Draw the latent of a tokenizer, which makes pixels of it, each channel scaled to variance 1; null: draw pixels."""
 
 
-class SuperresConfig(DiffusionStageConfig):
-    """Training of an upsampler. It sees the smaller picture, and neither text nor embedding."""
+class SuperresConfig(CascadeStageConfig):
+    """Training of an upsampler. It sees the smaller picture, and no embedding."""
 
     model: Denoiser = UNetConfig(attention=(False, False, True), cross=(False, False, False), efficient=True)
     """The network."""
@@ -89,6 +95,8 @@ class SuperresConfig(DiffusionStageConfig):
     """How the smaller picture is spoiled in training, as a drawn one would be."""
     crop: int | None = Field(None, ge=16)
     """Train on parts of so many pixels a side; null: on whole pictures. It draws whole ones."""
+    text: bool = False
+    """Tell it the caption, too. It hears the mean; with a `cross` of its model, also the words."""
 
 
 class PriorSampleConfig(SamplerConfig):
@@ -110,6 +118,20 @@ class PriorSampleConfig(SamplerConfig):
         return guided(self, GuidanceConfig(text=self.guidance))
 
 
+class SuperresSampleConfig(SamplerConfig):
+    """How upsamplers draw."""
+
+    steps: int = Field(16, ge=1)
+    """From noise to clean."""
+    guidance: float = Field(1.0, ge=0)
+    """Pull of the text in upsamplers that are told it. 1 is none."""
+
+    @property
+    def complete(self) -> DiffusionSampleConfig:
+        """As the sampler takes it."""
+        return guided(self, GuidanceConfig(text=self.guidance))
+
+
 class Dalle2SampleConfig(SamplerConfig):
     """How pictures are drawn; each value can be changed per call. What stands here itself is the decoder's."""
 
@@ -121,9 +143,9 @@ class Dalle2SampleConfig(SamplerConfig):
     """Lowest and highest level (log-SNR) with guidance; others cost one branch. null: all."""
     prior: PriorSampleConfig = PriorSampleConfig()
     """The prior."""
-    superres: SamplerConfig = SamplerConfig(steps=16)
+    superres: SuperresSampleConfig = SuperresSampleConfig()
     """The upsamplers, where there are any."""
-    start: Literal["prior", "superres", "superres2"] = "prior"
+    start: Literal["prior", "superres", "superres2", "superres3", "superres4"] = "prior"
     """The first stage that draws: an upsampler alone starts from a picture of yours."""
     chunk: int = Field(16, ge=1, le=1024)
     """Pictures drawn at once. Always so many: the last chunk is padded, so a picture never depends on what else is asked."""
@@ -149,6 +171,9 @@ NO_GUIDANCE = GuidanceConfig(text=1.0)
 def guided(config: SamplerConfig, guidance: GuidanceConfig = NO_GUIDANCE) -> DiffusionSampleConfig:
     """With that guidance; by default with none."""
     return DiffusionSampleConfig(**{name: getattr(config, name) for name in SamplerConfig.model_fields}, guidance=guidance)
+
+
+UPSAMPLERS = ("superres", "superres2", "superres3", "superres4")
 
 
 class Dalle2Config(Config):
@@ -178,6 +203,10 @@ class Dalle2Config(Config):
     """Stage 4: small pictures to larger ones; null does without."""
     superres2: SuperresConfig | None = None
     """Stage 5: those to still larger ones; null does without."""
+    superres3: SuperresConfig | None = None
+    """Stage 6: and so on."""
+    superres4: SuperresConfig | None = None
+    """Stage 7: the last that there can be."""
     engine: EngineConfig = EngineConfig()
     """How training runs."""
     sample: Dalle2SampleConfig = Dalle2SampleConfig()
@@ -185,21 +214,36 @@ class Dalle2Config(Config):
     evaluate: EvaluateConfig = EvaluateConfig()
     """How the trained model is judged."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _few_upsamplers(cls, data: Any) -> Any:
+        found = [name for name in data if re.fullmatch(r"superres\d+", name)] if isinstance(data, Mapping) else []
+        if more := [name for name in found if name not in UPSAMPLERS]:
+            raise ValueError(
+                f"{more[0]}: there can be {len(UPSAMPLERS)} upsamplers: {', '.join(UPSAMPLERS)}; rename it, or do without"
+            )
+        return data
+
     @model_validator(mode="after")
     def _embeddings_fit(self) -> Dalle2Config:
         if isinstance(self.embeddings, TrainedPairConfig) and isinstance(self.text, NoTextConfig):
             raise ValueError("embeddings.kind=pair learns from captions, and text.kind=none has none; choose another of either")
+        if told := [name for name, stage in self.upsamplers.items() if stage.text and isinstance(self.text, NoTextConfig)]:
+            raise ValueError(f"{told[0]}.text=true tells captions, and text.kind=none has none; choose another of either")
         if isinstance(self.prior.process, DdpmConfig) and self.prior.process.learned_variance:
             raise ValueError("prior.process.learned_variance is for pictures; an embedding has none: set it to false")
         return self
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Dalle2Config:
+        if self.taken:
+            return self  # what comes from elsewhere brings its sizes: elsewhere.adopt looks again
         latent = None if self.base.latent is None else self.base.latent.model
         if self.base.latent is None or latent is not None:  # how many pixels a latent has is known once it is read
             refuse_base(self.base.model, self.data, 1 if latent is None else latent.stride)
-        if self.superres2 is not None and self.superres is None:
-            raise ValueError("superres2 enlarges what superres draws, and there is no superres; name it superres")
+        for name, wanted in zip(self.upsamplers, UPSAMPLERS, strict=False):
+            if name != wanted:
+                raise ValueError(f"{name} enlarges what {wanted} draws, and there is no {wanted}; name it {wanted}")
         below, name_below = self.data.resolution, "data.resolution"
         for name, stage in self.upsamplers.items():
             if stage.resolution <= below:
@@ -213,12 +257,18 @@ class Dalle2Config(Config):
     @property
     def upsamplers(self) -> dict[str, SuperresConfig]:
         """By the names of their stages, in order."""
-        named = {"superres": self.superres, "superres2": self.superres2}
-        return {name: stage for name, stage in named.items() if stage is not None}
+        return {name: stage for name in UPSAMPLERS if (stage := getattr(self, name)) is not None}
 
     def seen_by(self, upsampler: str) -> int:
         """Height of the smaller pictures that an upsampler sees."""
-        return self.data.resolution if upsampler == "superres" or self.superres is None else self.superres.resolution
+        place = list(self.upsamplers).index(upsampler)
+        return self.data.resolution if not place else list(self.upsamplers.values())[place - 1].resolution
+
+    @property
+    def taken(self) -> dict[str, str]:
+        """Stages that draw and come from elsewhere, and from where."""
+        drawing: dict[str, CascadeStageConfig] = {"prior": self.prior, "base": self.base, **self.upsamplers}
+        return {name: stage.path for name, stage in drawing.items() if stage.path is not None}
 
     @property
     def tokenizer(self) -> LatentConfig | None:
@@ -252,115 +302,3 @@ class Dalle2Config(Config):
         if self.embedding_width is None:
             raise UserError("embedding_width is not known; training fills it in from the embeddings, or set it yourself")
         return self.embedding_width
-
-
-def tiny() -> Dalle2Config:
-    """For a CPU: 16 px, then 32, minutes on two cores (docs/recipes/dalle2.md)."""
-    return Dalle2Config(
-        preset="tiny",
-        data=ImageDataConfig(resolution=16, workers=0),
-        text=ByteTextConfig(length=48, width=64, depth=1, heads=4),
-        pair=EmbedderStageConfig(
-            model=EmbedderConfig(width=32, widths=(16, 32, 64)), loss=PairLossConfig(group=32),
-            optim=OptimConfig(lr=2e-3, betas=(0.9, 0.98), weight_decay=0.05, warmup_steps=20), ema_decay=0.99,
-            batch_size=64, steps=600,
-        ),
-        prior=PriorStageConfig(
-            model=PriorConfig(width=64, depth=2, heads=2),
-            optim=OptimConfig(lr=2e-3, betas=(0.9, 0.99), weight_decay=0.01, warmup_steps=20), ema_decay=0.99,
-            batch_size=64, steps=600,
-        ),
-        base=BaseConfig(
-            model=UNetConfig(
-                widths=(32, 64), blocks=(1, 1), attention=(False, True), cross=(False, True), head_width=32
-            ),
-            optim=OptimConfig(lr=2e-3, betas=(0.9, 0.99), weight_decay=0.01, warmup_steps=50), ema_decay=0.99,
-            batch_size=32, steps=1000,
-        ),
-        superres=SuperresConfig(
-            resolution=32,
-            model=UNetConfig(
-                widths=(32, 64), blocks=(1, 1), attention=(False, False), cross=(False, False), head_width=32, efficient=True
-            ),
-            optim=OptimConfig(lr=2e-3, betas=(0.9, 0.99), weight_decay=0.01, warmup_steps=50), ema_decay=0.99,
-            batch_size=16, steps=500,
-        ),
-        engine=EngineConfig(
-            log_every_steps=50, validate_every_steps=300, preview_every_steps=300, save_every_steps=300, validation_samples=128
-        ),
-        sample=Dalle2SampleConfig(
-            steps=12, prior=PriorSampleConfig(steps=8), superres=SamplerConfig(steps=6)
-        ),
-    )  # fmt: skip
-
-
-def small() -> Dalle2Config:
-    """32 px, then 64, for one GPU. Not yet trained."""
-    return Dalle2Config(
-        preset="small",
-        data=ImageDataConfig(resolution=32, workers=8),
-        base=BaseConfig(model=UNetConfig(dropout=0.1)),
-        superres=SuperresConfig(
-            resolution=64,
-            model=UNetConfig(
-                widths=(64, 128, 256), blocks=(2, 2, 2), attention=(False, False, True), cross=(False, False, False)
-            ),
-            batch_size=128,
-            steps=10_000,
-        ),
-        engine=EngineConfig(precision="bf16", compile=True, cuda_graphs=True),
-    )
-
-
-def base() -> Dalle2Config:
-    """64 px, then 256, for one large GPU and 100,000 pictures or more. Not yet trained."""
-    return Dalle2Config(
-        preset="base",
-        data=ImageDataConfig(resolution=64, workers=16),
-        text=ByteTextConfig(length=256, width=512, depth=6, heads=8),
-        pair=EmbedderStageConfig(
-            model=EmbedderConfig(width=256, widths=(64, 128, 256, 512), blocks=2), ema_decay=0.9999, batch_size=1024, steps=50_000
-        ),
-        prior=PriorStageConfig(model=PriorConfig(width=768, depth=12, heads=12), ema_decay=0.9999, batch_size=512, steps=200_000),
-        base=BaseConfig(
-            model=UNetConfig(
-                widths=(192, 384, 576, 768), blocks=(3, 3, 3, 3), attention=(False, True, True, True),
-                cross=(False, True, True, True), dropout=0.1,
-            ),
-            ema_decay=0.9999, batch_size=512, steps=300_000,
-        ),
-        superres=SuperresConfig(
-            resolution=256,
-            model=UNetConfig(
-                widths=(128, 256, 512, 1024), blocks=(2, 2, 4, 4), attention=(False, False, False, True),
-                cross=(False, False, False, False), efficient=True,
-            ),
-            crop=64, ema_decay=0.9999, batch_size=256, steps=200_000,
-        ),
-        engine=EngineConfig(
-            precision="bf16", compile=True, micro_batch_size=64, validate_every_steps=2000, save_every_steps=5000
-        ),
-    )  # fmt: skip
-
-
-def large() -> Dalle2Config:
-    """64 px, then 256, then 1024, with a decoder twice as wide, for several GPUs. Not yet trained."""
-    start = base()
-    decoder = start.base.model_copy(
-        update={
-            "model": UNetConfig(
-                widths=(384, 768, 1152, 1536), blocks=(3, 3, 3, 3), attention=(False, True, True, True),
-                cross=(False, True, True, True), dropout=0.1,
-            ),
-            "batch_size": 1024,
-        }
-    )  # fmt: skip
-    finest = SuperresConfig(
-        resolution=1024,
-        model=UNetConfig(
-            widths=(128, 256, 512, 1024), blocks=(2, 2, 2, 2), attention=(False, False, False, False),
-            cross=(False, False, False, False), efficient=True,
-        ),
-        crop=256, ema_decay=0.9999, batch_size=128, steps=200_000,
-    )  # fmt: skip
-    return start.model_copy(update={"preset": "large", "base": decoder, "superres2": finest})

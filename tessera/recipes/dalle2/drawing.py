@@ -16,19 +16,17 @@ from tessera.batches import PairBatch, TextStates, from_uint8
 from tessera.compiling import compile_module
 from tessera.config import UserError
 from tessera.contracts import Chunk, Context, Nets
-from tessera.generators.diffusion.condition import Condition
 from tessera.generators.diffusion.losses import DiffusionLosses
-from tessera.generators.diffusion.prior import best_of, unit
 from tessera.generators.diffusion.processes import build_process
 from tessera.generators.diffusion.sample import DiffusionSampleConfig, DiffusionSampler
 from tessera.generators.diffusion.stage import DiffusionStageConfig
 from tessera.media.images import to_picture
 from tessera.randomness import mix_tensors
 from tessera.recipes.captions import Prompts
-from tessera.recipes.dalle2.config import Dalle2Config, Dalle2SampleConfig, PriorSampleConfig, guided
+from tessera.recipes.dalle2.config import Dalle2Config, Dalle2SampleConfig, PriorSampleConfig
 from tessera.recipes.dalle2.embeddings import Sphere
 from tessera.recipes.dalle2.latent import from_canvas, to_canvas
-from tessera.recipes.dalle2.nets import read_base, recalls, sampler_of, told_base, told_prior, told_superres
+from tessera.recipes.dalle2.nets import imagined, read_base, recalls, sampler_of, told_base, told_prior, told_superres
 from tessera.recipes.pictures import at_size, covered, covered_cells, pictures
 from tessera.recipes.precision import full_precision
 
@@ -94,10 +92,10 @@ class Painter:
             self.compile()
         upsamplers = self.path(options.start)
         if options.start != "prior":
-            return self.enlarged(self.given(chunk, options), upsamplers, chunk.seeds, options)
+            return self.enlarged(chunk, self.given(chunk, options), upsamplers, options)
         redraw = None if chunk.redraw is None else self.coarse(chunk.redraw)
         small = self.decode(chunk, self.embeddings(chunk, options), options, redraw)
-        images = self.enlarged(small, upsamplers, chunk.seeds, options)
+        images = self.enlarged(chunk, small, upsamplers, options)
         if redraw is None or chunk.pictures is None:
             return images
         anew = F.interpolate(redraw.float(), size=images.shape[-2:], mode="nearest") > 0
@@ -123,12 +121,10 @@ class Painter:
             raise UserError("stage prior is not trained yet, so there is no way from text to an embedding; give an image to vary")
         text, negative = (self.told_prior(captions) for captions in (chunk.captions, chunk.negatives))
         assert text is not None
-        sampler, shape = self.sampler("prior", self.config.prior, options.complete), [self.config.channels_of_embeddings]
-        seeds = [chunk.seeds, *(mix_tensors(chunk.seeds, torch.tensor(k)) for k in range(1, options.candidates))]
-        if not self.sphere.known or len(seeds) == 1:
-            return unit(sampler(shape, Condition(text=text), seeds[0], negative))
-        drawn = torch.stack([sampler(shape, Condition(text=text), some, negative) for some in seeds], dim=1)
-        return unit(best_of(drawn, self.sphere.captions(chunk.captions)))
+        sampler, wanted = self.sampler("prior", self.config.prior, options.complete), None
+        if self.sphere.known and options.candidates > 1:
+            wanted = self.sphere.captions(chunk.captions)
+        return imagined(sampler, self.config.channels_of_embeddings, text, chunk.seeds, options.candidates, wanted, negative)
 
     def told_prior(self, captions: Sequence[str | None] | None) -> TextStates | None:
         """What the prior hears of prompts."""
@@ -173,14 +169,27 @@ class Painter:
         """b 1 h w of what base draws: what is drawn anew in part is drawn anew, and of latents those around, which know of it."""
         return covered_cells(redraw, self.config.canvas[1:], ring=0 if self.config.base.latent is None else 1) > 0
 
-    def enlarged(self, images: Tensor, upsamplers: Sequence[str], seeds: Tensor, options: Dalle2SampleConfig) -> Tensor:
+    def enlarged(self, chunk: Chunk, images: Tensor, upsamplers: Sequence[str], options: Dalle2SampleConfig) -> Tensor:
         """Through these stages, one after another."""
+        self.refuse_idle_guidance(upsamplers, options)
         for number, name in enumerate(upsamplers, 1):
-            stage, own = self.config.upsamplers[name], mix_tensors(seeds, torch.tensor(-number))
-            sampler = self.sampler(name, stage, guided(options.superres))
-            size = self.size_at(stage.resolution)
-            images = sampler((images.shape[1], *size), told_superres(stage, images, size, own), own)
+            stage, own = self.config.upsamplers[name], mix_tensors(chunk.seeds, torch.tensor(-number))
+            sampler, size = self.sampler(name, stage, options.superres.complete), self.size_at(stage.resolution)
+            states, negative = (
+                self.prompts(self.stages[name], captions) if stage.text and captions is not None else None
+                for captions in (chunk.captions, chunk.negatives)
+            )
+            condition = told_superres(stage, images, size, own, states)
+            images = sampler((images.shape[1], *size), condition, own, negative)
         return images
+
+    def refuse_idle_guidance(self, upsamplers: Sequence[str], options: Dalle2SampleConfig) -> None:
+        """A pull that nothing would follow."""
+        if options.superres.guidance != 1 and not any(self.config.upsamplers[name].text for name in upsamplers):
+            raise UserError(
+                f"sample.superres.guidance={options.superres.guidance:g} pulls towards the text, and no upsampler that draws "
+                f"here is told it; leave it at 1, or train one with superres.text=true"
+            )
 
     def sampler(self, name: str, stage: DiffusionStageConfig, options: DiffusionSampleConfig) -> DiffusionSampler:
         """Kept for each way to draw, with its recordings."""
@@ -210,7 +219,7 @@ class Painter:
             some = images[first : first + options.chunk]
             chunk = Chunk(captions[first : first + options.chunk], self.numbers(first, len(some)), options, pictures=some)
             small = self.decode(chunk, self.embeddings(chunk, options), options)
-            made += pictures(self.enlarged(small, self.path("prior"), chunk.seeds, options))
+            made += pictures(self.enlarged(chunk, small, self.path("prior"), options))
         return np.stack(made)
 
     @torch.no_grad()

@@ -13,10 +13,11 @@ from tessera.generators.diffusion.condition import Condition
 from tessera.generators.diffusion.degrade import crop, degrade, draw_levels, draw_places, resize, sample_levels
 from tessera.generators.diffusion.denoisers import build_denoiser
 from tessera.generators.diffusion.losses import Example
-from tessera.generators.diffusion.prior import Prior, spread
+from tessera.generators.diffusion.prior import Prior, best_of, spread, unit
 from tessera.generators.diffusion.processes import DdpmConfig, build_process
 from tessera.generators.diffusion.sample import DiffusionSampleConfig, DiffusionSampler
 from tessera.generators.diffusion.stage import DiffusionStageConfig
+from tessera.randomness import mix_tensors
 from tessera.recipes.dalle2.config import BaseConfig, Dalle2Config, PriorStageConfig, SuperresConfig
 from tessera.recipes.dalle2.latent import SCALE, LatentScale, to_canvas
 from tessera.text.encoders import NoTextConfig, build_encoder, encode_text, text_width
@@ -46,10 +47,13 @@ def base_nets(config: Dalle2Config) -> dict[str, nn.Module]:
 
 
 def superres_nets(config: Dalle2Config, stage: SuperresConfig) -> dict[str, nn.Module]:
-    """An upsampler."""
+    """An upsampler, and the text encoder that is trained with it where it is told captions."""
     size = config.data.at(stage.resolution).size if stage.crop is None else (stage.crop, stage.crop)
-    net = build_denoiser(stage.model, channels=config.data.channels, size=size, low=True, variance=has_variance(stage))
-    return {"generator": net}
+    net = build_denoiser(
+        stage.model, channels=config.data.channels, size=size, low=True, variance=has_variance(stage),
+        text_width=text_width(config.text) if stage.text else None,
+    )  # fmt: skip
+    return with_encoder(config, net) if stage.text else {"generator": net}
 
 
 def with_encoder(config: Dalle2Config, net: nn.Module) -> dict[str, nn.Module]:
@@ -87,11 +91,13 @@ def told_base(config: Dalle2Config, states: TextStates, embeddings: Tensor) -> C
     return Condition(text=None if isinstance(config.text, NoTextConfig) else states, embedding=embeddings)
 
 
-def told_superres(stage: SuperresConfig, small: Tensor, size: tuple[int, int], seeds: Tensor) -> Condition:
-    """A drawn picture, spoiled as the config says for drawing, and enlarged."""
+def told_superres(
+    stage: SuperresConfig, small: Tensor, size: tuple[int, int], seeds: Tensor, states: TextStates | None = None
+) -> Condition:
+    """A drawn picture, spoiled as the config says for drawing, and enlarged; and states of captions where it is told them."""
     levels = sample_levels(stage.low, seeds)
     low = degrade(stage.low, small, size, levels, 0, 0, seeds)
-    return Condition(low=low, low_level=levels)
+    return Condition(text=states, low=low, low_level=levels)
 
 
 def read_prior(nets: Nets, batch: PairBatch, context: Context) -> Example:
@@ -117,7 +123,8 @@ def read_superres(stage: SuperresConfig, small: tuple[int, int], nets: Nets, bat
         part = stage.crop, stage.crop
         places = draw_places(*where, size, part)
         images, low = crop(images, places, part), crop(low, places, part)
-    return Example(images, Condition(low=low, low_level=levels), batch.valid)
+    states = encode_text(nets, batch.text) if stage.text else None
+    return Example(images, Condition(text=states, low=low, low_level=levels), batch.valid)
 
 
 def sampler_of(
@@ -125,3 +132,15 @@ def sampler_of(
 ) -> DiffusionSampler:
     """What draws with a stage's network."""
     return DiffusionSampler(net, build_process(stage.process), options, recalls=recalls(stage), bf16=bf16, records=records)
+
+
+def imagined(
+    sampler: DiffusionSampler, channels: int, text: TextStates, seeds: Tensor, candidates: int, captions: Tensor | None,
+    negative: TextStates | None = None,
+) -> Tensor:  # fmt: skip
+    """b e of unit length, by the prior: of several the one that is nearest to the captions' vectors, b e; without these one."""
+    if captions is None or candidates == 1:
+        return unit(sampler([channels], Condition(text=text), seeds, negative))
+    others = [seeds, *(mix_tensors(seeds, torch.tensor(k)) for k in range(1, candidates))]
+    drawn = torch.stack([sampler([channels], Condition(text=text), some, negative) for some in others], dim=1)
+    return unit(best_of(drawn, captions))

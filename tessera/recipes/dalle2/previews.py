@@ -14,11 +14,12 @@ from tessera.generators.diffusion.condition import Condition
 from tessera.generators.diffusion.degrade import resize
 from tessera.generators.diffusion.prior import unit
 from tessera.nn.similarity import psnr
-from tessera.recipes.dalle2.config import Dalle2Config, SuperresConfig, guided
+from tessera.recipes.dalle2.config import Dalle2Config, SuperresConfig
 from tessera.recipes.dalle2.latent import from_canvas, to_canvas
-from tessera.recipes.dalle2.nets import sampler_of, told_base, told_prior, told_superres
+from tessera.recipes.dalle2.nets import imagined, sampler_of, told_base, told_prior, told_superres
 from tessera.recipes.pictures import contact_sheet
 from tessera.text.encoders import encode_text
+from tessera.tokenizers.pair.model import Embedder
 
 
 def preview_pair(raw: Nets, averaged: Nets, batch: PairBatch, context: Context) -> Preview:
@@ -40,16 +41,30 @@ def preview_prior(config: Dalle2Config, raw: Nets, averaged: Nets, batch: PairBa
 
 
 def preview_base(config: Dalle2Config, raw: Nets, averaged: Nets, batch: PairBatch, context: Context) -> Preview:
-    """The pictures, what a tokenizer keeps of them where there is one, and what is drawn of their own embeddings and captions."""
+    """The pictures, what a tokenizer keeps of them where there is one, what is drawn of their own embeddings and captions, and
+    where there is a prior what is drawn of the embeddings that it draws of the captions."""
     assert batch.images is not None
     assert batch.embeddings is not None
     sampler = sampler_of(averaged["generator"], config.base, config.drawn_by(config.sample))
-    condition = told_base(config, encode_text(averaged, batch.text), batch.embeddings)
-    rows = {"real": batch.images}
+    states, rows, facts = encode_text(averaged, batch.text), {"real": batch.images}, facts_of(batch)
     if config.base.latent is not None:
         rows["tokenizer"] = from_canvas(averaged, to_canvas(averaged, batch.images))
-    rows["drawn"] = from_canvas(averaged, sampler(config.canvas, condition, seeds_of(batch)))
-    return Preview("png", contact_sheet(rows, batch.captions), facts_of(batch))
+    embeddings = {"drawn": batch.embeddings}
+    if "prior" in averaged:
+        embeddings["prior"] = through_prior(config, averaged, batch)
+        facts["cosine"] = rounded(F.cosine_similarity(embeddings["prior"], batch.embeddings.float(), dim=-1))
+    for name, told in embeddings.items():
+        rows[name] = from_canvas(averaged, sampler(config.canvas, told_base(config, states, told), seeds_of(batch)))
+    return Preview("png", contact_sheet(rows, batch.captions), facts)
+
+
+def through_prior(config: Dalle2Config, nets: Nets, batch: PairBatch) -> Tensor:
+    """b e: drawn of the captions as in use, by the nets of the prior, which are one here."""
+    options, prior, pair = config.sample.prior, dict(nets["prior"].named_children()), nets.get("embedder")
+    captions = pair.captions(batch.text) if isinstance(pair, Embedder) else None
+    told = told_prior(prior if pair is None else {**prior, "embedder": pair}, batch.text)
+    sampler = sampler_of(prior["generator"], config.prior, options.complete)
+    return imagined(sampler, config.channels_of_embeddings, told, seeds_of(batch), options.candidates, captions)
 
 
 def preview_superres(
@@ -64,9 +79,12 @@ def preview_superres(
     """Three rows: the pictures made small, what is drawn of these, and the pictures."""
     assert batch.images is not None
     shrunk = resize(batch.images, small, 1.0)
-    sampler = sampler_of(averaged["generator"], stage, guided(config.sample.superres))
-    size = (batch.images.shape[2], batch.images.shape[3])
-    drawn = sampler(batch.images.shape[1:], told_superres(stage, shrunk, size, seeds_of(batch)), seeds_of(batch))
+    sampler, size = (
+        sampler_of(averaged["generator"], stage, config.sample.superres.complete),
+        config.data.at(stage.resolution).size,
+    )
+    states = encode_text(averaged, batch.text) if stage.text else None
+    drawn = sampler(batch.images.shape[1:], told_superres(stage, shrunk, size, seeds_of(batch), states), seeds_of(batch))
     rows = {"small": F.interpolate(shrunk, size=drawn.shape[-2:], mode="nearest"), "drawn": drawn, "real": batch.images}
     facts = facts_of(batch) | {"psnr": rounded(psnr(drawn, batch.images))}
     return Preview("png", contact_sheet(rows, batch.captions), facts)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence, Sized
+from collections.abc import Generator, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from tessera.batches import PairBatch
-from tessera.config import Layer, UserError, build, layer_of
+from tessera.config import UserError
 from tessera.contracts import Context, Loader, Loss, LossFunction, Nets, Stage, Train
 from tessera.data.loader import Feed
 from tessera.data.pairs import PairLoader
@@ -39,10 +38,9 @@ from tessera.recipes.dalle2.nets import (
     told_prior,
 )
 from tessera.recipes.dalle2.previews import preview_base, preview_pair, preview_prior, preview_superres
-from tessera.recipes.needs import refuse_other_channels
 from tessera.text.bytes import ByteEncoder
 from tessera.text.encoders import NoTextConfig, PrecomputedTextConfig, reader
-from tessera.tokenizers.image.model import ImageTokenizer, ImageTokenizerConfig
+from tessera.tokenizers.image.model import ImageTokenizer
 from tessera.tokenizers.pair.model import Embedder
 from tessera.tokenizers.pair.stage import build_embedder
 from tessera.tokenizers.pair.stage import build_stage as build_pair
@@ -56,31 +54,12 @@ def steps(config: Dalle2Config) -> Sequence[Train]:
     return [*tokenizer, *([pair_step(config)] if config.has_pair else []), prior_step(config), base_step(config), *upsamplers]
 
 
-def adopt(config: Dalle2Config, read: Callable[..., Any]) -> Dalle2Config:
-    """What comes from elsewhere brings its own architecture; a pair also the way that it reads text."""
-    config, kind = with_tokenizer(config, read), config.embeddings
-    path = getattr(kind, "path", None)
-    if path is None:
-        return config
-    origin = str(Path(path).expanduser().absolute())
-    changes: dict[str, Any] = {"embeddings": {"path": origin}}
-    if isinstance(kind, TrainedPairConfig):
-        other = read(origin, "pair")
-        if other.recipe != "dalle2" or other.data.channels != config.data.channels:
-            raise UserError(
-                f"{origin} is a stage of recipe {other.recipe}, on pictures of {other.data.channels} channels; embeddings.path "
-                f"takes the pair of a dalle2 run with data.channels={config.data.channels}"
-            )
-        changes |= {"pair": {"model": other.pair.model.model_dump(mode="json")}, "text": other.text.model_dump(mode="json")}
-    made = build(Dalle2Config, [layer_of(config, "config"), Layer.of(changes, "what embeddings.path names")])
-    assert isinstance(made, Dalle2Config)
-    return made
-
-
 def settle(config: Dalle2Config, source: Source) -> Dalle2Config:
     """What only the data knows of how captions are read, and of how wide embeddings are."""
     text = settle_captions(config.text, source, config.data.validation_fraction)
     width = width_elsewhere(config, source)
+    if config.embedding_width not in (None, width) and {"prior", "base"} & set(config.taken):
+        raise UserError(f"the embeddings have {width} channels, and stages from elsewhere want {config.embedding_width}")
     same = text == config.text and width == config.embedding_width
     return config if same else config.model_copy(update={"text": text, "embedding_width": width})
 
@@ -113,23 +92,6 @@ def pair_step(config: Dalle2Config) -> Train:
 
 
 # --- tokenizer
-
-
-def with_tokenizer(config: Dalle2Config, read: Callable[..., Any]) -> Dalle2Config:
-    """The config with the architecture of the tokenizer whose latent base draws."""
-    if config.base.latent is None:
-        return config
-    origin = str(Path(config.base.latent.path).expanduser().absolute())
-    other = read(origin, "tokenizer")
-    if not isinstance(other.tokenizer.model, ImageTokenizerConfig):
-        raise UserError(
-            f"{origin} is of recipe {other.recipe} and holds no tokenizer of pictures; name RUN/tokenizer of a muse run"
-        )
-    refuse_other_channels(config.data, other, origin)
-    changes = {"base": {"latent": {"path": origin, "model": other.tokenizer.model.model_dump(mode="json")}}}
-    made = build(Dalle2Config, [layer_of(config, "config"), Layer.of(changes, "what base.latent.path names")])
-    assert isinstance(made, Dalle2Config)
-    return made
 
 
 def tokenizer_step(config: Dalle2Config, latent: LatentConfig) -> Train:
@@ -173,6 +135,7 @@ def prior_step(config: Dalle2Config) -> Train:
         feed=feed,
         needs=needs_pair(config),
         captioned=learns_from_captions(config),
+        origin=config.prior.path,
     )
 
 
@@ -240,12 +203,19 @@ def base_step(config: Dalle2Config) -> Train:
         serves=nets,
         feed=feed,
         needs={**needs_pair(config), **({"tokenizer": "tokenizer"} if latent else {})},
+        shows={"prior": "prior"},
         captioned=learns_from_captions(config),
+        origin=config.base.path,
     )
 
 
 def superres_step(config: Dalle2Config, name: str, stage: SuperresConfig) -> Train:
     """Small pictures to larger ones; it asks nothing of other stages."""
+
+    def feed(nets: Nets, feed: Feed) -> PairLoader:
+        read_text = training_text(config.text, feed) if stage.text else reader(NoTextConfig())
+        return PairLoader(feed, read_text, resolution=stage.resolution)
+
     nets, small = partial(superres_nets, config, stage), config.data.at(config.seen_by(name)).size
     read, preview = partial(read_superres, stage, small), partial(preview_superres, config, stage, small)
     return Train(
@@ -254,7 +224,9 @@ def superres_step(config: Dalle2Config, name: str, stage: SuperresConfig) -> Tra
         steps=stage.steps,
         build=lambda: replace(picture_stage(stage, nets(), read), preview=preview),
         serves=nets,
-        feed=lambda nets, feed: PairLoader(feed, reader(NoTextConfig()), resolution=stage.resolution),
+        feed=feed,
+        captioned=stage.text and learns_from_captions(config),
+        origin=stage.path,
     )
 
 

@@ -45,7 +45,7 @@ def adopt(config: MeshGPTConfig, read: Callable[[str], Any]) -> MeshGPTConfig:
     if config.base.needs.tokenizer is None:
         return config
     origin = str(Path(config.base.needs.tokenizer).absolute())
-    other = read(origin)
+    other = read(origin).config
     if other.recipe != config.recipe or not isinstance(other.tokenizer, GraphConfig):
         raise UserError(f"{origin} holds no graph autoencoder of meshes; name RUN/tokenizer of a run with tokenizer.kind=graph")
     if other.data.bins != config.data.bins:

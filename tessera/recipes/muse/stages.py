@@ -48,13 +48,13 @@ def adopt(config: MuseConfig, read: Callable[[str], Any]) -> MuseConfig:
     changes: dict[str, Any] = {}
     if config.base.needs.tokenizer is not None:
         origin = str(Path(config.base.needs.tokenizer).absolute())
-        other = read(origin)
+        other = read(origin).config
         refuse_other_channels(config.data, other, origin)
         changes["tokenizer"] = {"model": other.tokenizer.model.model_dump(mode="json")}
         changes["base"] = {"needs": {"tokenizer": origin}}
     if config.superres is not None and config.superres.needs.tokenizer is not None:
         origin = str(Path(config.superres.needs.tokenizer).absolute())
-        other = read(origin)
+        other = read(origin).config
         refuse_other_channels(config.data, other, origin)
         changes["superres"] = {"needs": {"tokenizer": origin}, "tokenizer": other.tokenizer.model.model_dump(mode="json")}
     if not changes:

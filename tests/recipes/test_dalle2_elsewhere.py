@@ -1,0 +1,219 @@
+"""Stages of several runs in one: combined, replaced, exported, and what does not fit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from tessera import pipeline, rehearsal
+from tessera.config import UserError
+from tessera.contracts import Chunk
+from tessera.evals.run import evaluate_run
+from tessera.recipes.dalle2.drawing import Painter
+from tessera.sampling.package import export_run
+from tessera.sampling.session import load
+from tests.processes import made_once, workshop
+from tests.recipes.test_dalle2_drawing import SETS, run
+
+__all__ = ["run", "workshop"]
+
+QUIET = ("engine.device=cpu", "data.validation_fraction=0.2", "engine.preview_every_steps=100", *SETS[-1:])
+UPSAMPLER = (
+    "superres={batch_size: 4, ema_decay: 0.5, process: {kind: edm}, low: {kind: blur}, "
+    "model: {widths: [8, 16], blocks: [1, 1], attention: [false, true], cross: [false, false], head_width: 8, efficient: true}}"
+)
+
+
+def trained(home: Path, run: Path, *sets: str, steps: int = 3, stage: str | None = None) -> Path:
+    """A run on the same data."""
+    data = str(run.parent / "data")
+    config = pipeline.resolve("dalle2", preset="tiny", data=data, steps=steps, sets=[*QUIET, *sets], stage=stage)
+    return pipeline.train(config, run=home, stage=stage)
+
+
+def stages_of(place: Path) -> list[str]:
+    """Settings that name pair, prior and base of a run or an export."""
+    return [f"embeddings.path={place / 'pair'}", *(f"{name}.path={place / name}" for name in ("prior", "base"))]
+
+
+def drawn(place: Path, prompt: str = "a red circle", **more: Any) -> bytes:
+    return bytes(load(place, device="cpu").sample(prompt, seed=3, **more)[0].tobytes())
+
+
+@pytest.fixture(scope="module")
+def upsampler(workshop: Path, run: Path) -> Path:
+    """A run that has trained nothing but another upsampler of 16 to 32 pixels."""
+    place = workshop / "upsampler"
+    return made_once(place, lambda: trained(place, run, UPSAMPLER, "superres.optim.lr=1.0e-2", "seed=5", stage="superres"))
+
+
+@pytest.fixture(scope="module")
+def larger(workshop: Path, run: Path) -> Path:
+    """One of 32 to 64."""
+    place = workshop / "larger"
+    model = "superres.model={widths: [8], blocks: [1], attention: [false], cross: [false], head_width: 8, efficient: true}"
+    sets = ("data.resolution=32", "superres.resolution=64", "superres.batch_size=2", model)
+    return made_once(place, lambda: trained(place, run, *sets, steps=1, stage="superres"))
+
+
+@pytest.fixture(scope="module")
+def combined(workshop: Path, run: Path, upsampler: Path) -> Path:
+    """All but the upsampler from the one, the upsampler from the other; nothing is trained."""
+    place = workshop / "combined"
+    return made_once(place, lambda: trained(place, run, *stages_of(run), f"superres.path={upsampler / 'superres'}"))
+
+
+def test_stages_of_two_runs_draw_as_each_did(run: Path, upsampler: Path, combined: Path) -> None:
+    first, other, both = (load(place, device="cpu") for place in (run, upsampler, combined))
+    assert both.hashes == {**first.hashes, "superres": other.hashes["superres"]}
+    assert json.loads((combined / "taken.json").read_text()) == both.hashes
+    assert not any((combined / name).exists() for name in both.hashes), "they stay where they are"
+    assert isinstance(first.draw, Painter)
+    assert isinstance(other.draw, Painter)
+    chunk = Chunk(["a red circle"] * 3, torch.arange(3, 6), both.config.sample)
+    with torch.no_grad():
+        small = first.draw.decode(chunk, first.draw.imagine(chunk, chunk.options.prior), chunk.options)
+        large = other.draw.enlarged(chunk, small, ["superres"], chunk.options)
+    wanted = ((large[0].clamp(-1, 1) + 1) * 127.5).round().byte().permute(1, 2, 0)
+    assert drawn(combined) == bytes(wanted.contiguous().numpy().tobytes())
+    assert drawn(combined) != drawn(run)
+
+
+def test_an_export_of_it_stands_alone(run: Path, combined: Path, tmp_path: Path) -> None:
+    model = export_run(combined, tmp_path / "model")
+    assert str(run.parent) not in (model / "config.json").read_text(), "no path of this machine"
+    assert sorted(path.parent.name for path in model.glob("*/model.safetensors")) == ["base", "pair", "prior", "superres"]
+    assert (model / "base" / "sample.png").is_file(), "of the run that trained it"
+    assert drawn(model) == drawn(combined)
+
+
+def test_it_is_judged_as_any_run(combined: Path) -> None:
+    evaluation, _ = evaluate_run(combined, n=4, sets=["evaluate.fit_steps=2", "evaluate.resamples=2"], device="cpu")
+    assert {"samples", "reconstruction"} <= set(evaluation.report["oracle"]["rows"])
+
+
+def test_stages_of_exports_are_known_by_their_weights(run: Path, combined: Path, tmp_path: Path) -> None:
+    """Base of a run, and the pair of its export; then the other way round."""
+    model = export_run(combined, tmp_path / "model")
+    for pair, base in ((model, run), (run, model)):
+        sets = [f"embeddings.path={pair / 'pair'}", f"prior.path={run / 'prior'}", f"base.path={base / 'base'}"]
+        again = trained(tmp_path / f"pair of {pair.name}", run, *sets, f"superres.path={model / 'superres'}")
+        assert drawn(again) == drawn(combined)
+    (model / "base" / "model.safetensors").write_bytes(b"other")
+    with pytest.raises(UserError, match="damaged"):
+        load(again)
+
+
+def test_what_trains_on_over_there_changes_nothing_here(run: Path, upsampler: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(upsampler, tmp_path / "other"))
+    mine = trained(tmp_path / "mine", run, *stages_of(run), f"superres.path={other / 'superres'}")
+    before = drawn(mine)
+    pipeline.resume(other, sets=["superres.steps=9", "engine.save_every_steps=2", "engine.keep_checkpoints=1"], stage="superres")
+    assert load(other, device="cpu").steps == {"superres": 9}
+    assert drawn(mine) == before
+    assert load(mine, device="cpu").steps["superres"] == 3
+    moved = Path(shutil.move(other, tmp_path / "moved"))
+    pipeline.resume(mine, sets=[f"superres.path={moved / 'superres'}"])
+    assert drawn(mine) == before
+    with pytest.raises(UserError, match="has trained stage superres itself, and would now take it from"):
+        pipeline.resume(moved, sets=[f"superres.path={upsampler / 'superres'}"], stage="superres")
+    shutil.rmtree(moved / "superres" / "checkpoints" / "step-000003")
+    with pytest.raises(UserError, match=r"no longer holds the checkpoint .* or which it took over"):
+        load(mine)
+
+
+def test_a_pair_that_was_trained_on_is_taken_as_the_decoder_knew_it(run: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(run, tmp_path / "other"))
+    pipeline.resume(other, sets=["pair.steps=6"], stage="pair")
+    mine = trained(tmp_path / "mine", run, *stages_of(other), "superres=null")
+    assert load(mine, device="cpu").steps == {"pair": 4, "prior": 4, "base": 4}
+
+
+def test_a_prior_is_trained_for_a_decoder_from_elsewhere(run: Path, tmp_path: Path) -> None:
+    sets = [item for item in stages_of(run) if not item.startswith("prior")]
+    prior = "prior={batch_size: 4, model: {width: 16, depth: 1, heads: 2}}"
+    config = pipeline.resolve(
+        "dalle2", preset="tiny", data=str(run.parent / "data"), steps=1, sets=[*QUIET, *sets, prior, "superres=null"]
+    )
+    (estimate,) = rehearsal.dry_run(config)
+    assert estimate.stage == "prior"
+    mine = pipeline.train(config, run=tmp_path / "mine")
+    session = load(mine, device="cpu")
+    assert session.steps == {"pair": 4, "prior": 1, "base": 4}
+    assert (session.config.data.resolution, session.config.base.model.widths) == (16, (16, 16))
+    assert session.sample("a red circle")[0].size == (16, 16)
+
+
+def test_more_upsamplers_than_two_and_one_in_the_place_of_another(run: Path, larger: Path, tmp_path: Path) -> None:
+    third = (
+        "superres3={resolution: 72, batch_size: 2, crop: 24, model: {kind: unet, widths: [8], blocks: [1], attention: [false], "
+    )
+    sets = [*stages_of(run), f"superres.path={run / 'superres'}", f"superres2={{path: {larger / 'superres'}}}"]
+    mine = trained(tmp_path / "mine", run, *sets, third + "cross: [false], head_width: 8, efficient: true}}", steps=1)
+    session = load(mine, device="cpu")
+    assert session.steps == {"pair": 4, "prior": 4, "base": 4, "superres": 4, "superres2": 1, "superres3": 1}
+    assert session.sample("a red circle")[0].size == (72, 72)
+    photo = Image.new("RGB", (64, 64), "red")
+    assert session.sample("", image=photo, options={"start": "superres3"})[0].size == (72, 72)
+    with pytest.raises(
+        UserError, match=r"no such stage is trained here; drawing can start at prior, superres, superres2, superres3"
+    ):
+        session.sample("", image=photo, options={"start": "superres4"})
+    taken = [f"superres.path={run / 'superres'}", f"superres2={{path: {mine / 'superres2'}}}"]
+    again = trained(tmp_path / "again", run, *stages_of(mine), *taken)  # of a run that has it from elsewhere itself
+    assert load(again, device="cpu").hashes == {name: known for name, known in session.hashes.items() if name != "superres3"}
+
+
+@pytest.mark.parametrize(
+    ("sets", "told"),
+    [
+        (["base.path={run}/base"], r"was trained on the embeddings of .*/pair; name it, too: --set embeddings.path="),
+        (["base.path={run}/base", "embeddings.path={pair}/pair"], "with other weights; take stages that were trained on one"),
+        (["prior.path={run}/prior", "embeddings={kind: list, path: e.npy}"], "embeddings by a trained pair, and here they come"),
+        (["base.path={run}/prior", "embeddings.path={run}/pair"], "stage of another kind; expected RUN/base"),
+        (["base.path={run}/bsae"], "is no trained stage; expected RUN/STAGE, such as runs/dalle2-001/base"),
+        (["prior.path={run}/prior", "embeddings.path={run}/pair", "data.resolution=18"], "of pictures of 16 pixels, and the"),
+        (["superres.path={run}"], "name a stage of it, such as"),
+        (["superres.path={run}/superres", "data.channels=1"], "pictures of 3 channels, data.channels is 1; set data.channels=3"),
+        (["superres.path={larger}/superres"], "enlarges pictures of 32 pixels, and as superres it would get pictures of 16"),
+        (["superres.path={run}/superres", "superres2={resolution: 32}"], "superres2.resolution 32 must be larger than superres"),
+        (
+            ["base.path={run}/base", "prior.path={pair}/prior", "embeddings.path={pair}/pair"],
+            "base was trained on the embeddings of .*/dalle2/run/pair, and they would come from .*/strangers/pair",
+        ),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_told_before_there_is_a_folder(
+    sets: list[str], told: str, run: Path, larger: Path, strangers: Path, tmp_path: Path
+) -> None:
+    places = {"run": run, "larger": larger, "pair": strangers}
+    with pytest.raises(UserError, match=told):
+        trained(tmp_path / "new", run, *(item.format(**places) if "{" in item.partition("path=")[2] else item for item in sets))
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.fixture(scope="module")
+def strangers(workshop: Path, run: Path) -> Path:
+    """A run with a pair of its own, built as the first one's."""
+    place = workshop / "strangers"
+
+    def make() -> None:
+        own = [item for item in SETS if item.startswith(("text=", "pair=", "prior="))]
+        trained(place, run, *own, "seed=9", "superres=null", "base.batch_size=2", steps=1)
+
+    return made_once(place, make)
+
+
+def test_captions_that_are_read_in_two_ways(run: Path, workshop: Path, tmp_path: Path) -> None:
+    sets = ["text={kind: bytes, length: 16, width: 16, depth: 1, heads: 1}", "superres.text=true"]
+    told = trained(tmp_path / "told", run, UPSAMPLER, *sets, steps=1, stage="superres")
+    with pytest.raises(UserError, match="read captions in two ways"):
+        trained(tmp_path / "new", run, *stages_of(run), f"superres.path={told / 'superres'}")
+    taken = trained(tmp_path / "taken", run, f"superres.path={told / 'superres'}", stage="superres")
+    assert load(taken, device="cpu").config.text.length == 16
