@@ -161,7 +161,10 @@ def notes_on(material: Material, config: EvaluateConfig, rows: Rows) -> list[str
         notes.append(f"asked for n={config.n}, held out are {len(material.held_out)}; n={len(rows.asked)} is used")
     if len(material.train) < material.num_train:
         notes.append(f"{len(material.train):,} of {material.num_train:,} training pictures are used (evaluate.train_samples)")
-    missing = {"samples": "no generator is trained", "reconstruction": "nothing here turns pictures into what is drawn from"}
+    missing = {
+        "samples": "nothing that draws from captions is trained",
+        "reconstruction": "nothing here turns pictures into what is drawn from",
+    }
     return notes + [f"no {name}: {reason}" for name, reason in missing.items() if name not in rows.made]
 
 

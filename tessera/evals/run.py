@@ -58,6 +58,8 @@ def evaluate_run(
 
 def judge_pictures(session: Session, root: Any, data: Any, world: World, say: Say) -> Evaluation:
     """By pictures at the size that the model draws; `root` is the run's config with what the user set."""
+    if not session.draws and "tokenizer" not in session.nets:
+        raise UserError(f"nothing that can be judged is trained yet (trained: {', '.join(session.nets)}); tessera resume goes on")
     given = given_extractor(root.evaluate, session.device)
     judge = None if given is None else shared(given, world)
     lpips = None if root.evaluate.lpips is None else load_lpips(root.evaluate.lpips).to(session.device)
@@ -89,7 +91,8 @@ def subject_of(session: Session, options: Any, material: Material) -> Subject:
     if isinstance(session.draw, Painter):  # its pictures are drawn of their own embeddings, which leaves the prior out
         draw = session.draw
         redrawn = partial(draw.redrawn, options=options) if draw.sphere.known else None
-        return Subject(sample=sample, reconstruct=redrawn, parts=EMBEDDINGS, held_out_loss=held_out_loss, about=about)
+        asked = sample if "prior" in session.nets else None
+        return Subject(sample=asked, reconstruct=redrawn, parts=EMBEDDINGS, held_out_loss=held_out_loss, about=about)
     return Subject(
         sample=sample, reconstruct=lambda pictures, captions: session.through_tokens(pictures), held_out_loss=held_out_loss,
         about=about,

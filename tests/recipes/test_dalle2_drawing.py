@@ -246,6 +246,8 @@ def test_a_stage_trains_alone_and_takes_the_pair_of_another_run(run: Path, tmp_p
     config = pipeline.resolve("dalle2", preset="tiny", data=data, steps=2, sets=[*SETS, *RATES], stage="superres")
     pipeline.train(config, run=tmp_path / "upsampler", stage="superres")
     assert list(load(tmp_path / "upsampler", device="cpu").nets) == ["superres"]
+    with pytest.raises(UserError, match=r"nothing that can be judged is trained yet \(trained: superres\)"):
+        evaluate_run(tmp_path / "upsampler", n=2, device="cpu")
     with pytest.raises(UserError, match="stage base needs the pair"):
         pipeline.train(config, run=tmp_path / "decoder", stage="base")
     other = [item for item in SETS if not item.startswith(("pair=", "text="))]
@@ -254,6 +256,9 @@ def test_a_stage_trains_alone_and_takes_the_pair_of_another_run(run: Path, tmp_p
     found = load(tmp_path / "decoder", device="cpu")
     assert found.hashes["pair"] == load(run, device="cpu").hashes["pair"]
     assert (found.config.pair.model.width, found.config.text.length) == (8, 32)  # as it was trained
+    judged = evaluate_run(tmp_path / "decoder", n=2, device="cpu")[0].report
+    assert "reconstruction" in judged["oracle"]["rows"]
+    assert "samples" not in judged["oracle"]["rows"], "without a prior there is nothing from captions"
     with pytest.raises(UserError, match="stage of another kind; expected RUN/pair"):
         pipeline.train(pipeline.resolve("dalle2", preset="tiny", data=data, sets=[f"embeddings.path={run / 'base'}"]))
 
