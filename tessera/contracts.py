@@ -240,6 +240,8 @@ class Chunk:
     negatives: Sequence[str | None] | None = None  # what guidance pushes away from; None: the empty caption
     pictures: Tensor | None = None  # b c h w in [-1, 1], as large as what is drawn, or as what is enlarged: where drawing starts
     redraw: Tensor | None = None  # b h w bool with `pictures`: True where something new is drawn
+    towards: Tensor | None = None  # b c h w with `pictures`, as large: what is drawn lies between the two
+    at: Tensor | None = None  # b with `towards`: how far from the one to the other, 0 to 1
     mesh: Any = None  # a part of a mesh, of which a whole one is made
     frames: Tensor | None = None  # b c t h w in [-1, 1]: frames of a clip that are given, at their places; others hold anything
     given: Tensor | None = None  # t bool with `frames`: which ones are given; what is drawn may be longer than t

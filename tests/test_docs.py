@@ -66,7 +66,7 @@ COMMANDS = {
     "docs/recipes/muse.md": ["data", "train", "train", "resume", "sample", "evaluate", "export", "train", *["sample"] * 7],
     "docs/recipes/dalle2.md": [
         *("data", "train", "train", "resume", "sample", "evaluate", "export", "train", "train", "export"),
-        *["sample"] * 5,
+        *["sample"] * 6,
     ],
     "docs/recipes/meshgpt.md": [*RECIPE, *["sample"] * 4],
     "docs/recipes/phenaki.md": [*RECIPE, "train", *["sample"] * 8, "train"],
@@ -86,7 +86,8 @@ EXTRA = {
 def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_shapes(tmp_path / "photos", 24, 0, image_size=32)
     write_shapes(tmp_path / "shapes", 24, 0, image_size=32)
-    shutil.copy(next((tmp_path / "photos" / "train").glob("*.png")), tmp_path / "cat.png")
+    for name, photo in zip(("cat", "dog"), sorted((tmp_path / "photos" / "train").glob("*.png")), strict=False):
+        shutil.copy(photo, tmp_path / f"{name}.png")
     Image.new("L", (32, 32), 255).save(tmp_path / "mask.png")
     (tmp_path / "prompts.txt").write_text("a red circle\na blue square\n")
     monkeypatch.chdir(tmp_path)

@@ -109,6 +109,9 @@ def sample(
         Path | None, typer.Option(metavar="FILE", help="A variation of this picture; a clip goes on from it, or from a clip.")
     ] = None,
     mask: Annotated[Path | None, typer.Option(metavar="FILE", help="With --image: draw anew only where this is white.")] = None,
+    towards: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --image and -n: pictures on the way from that one to this.")
+    ] = None,
     sketch: Annotated[Path | None, typer.Option(metavar="FILE", help="A clip, or a picture, of strokes to follow.")] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where files go; default RUN/drawn/NNN, of an export ./drawn/NNN.")
@@ -120,7 +123,7 @@ def sample(
     from tessera.sampling.serve import draw_to_files
 
     flags = {"frames": frames, "steps": steps, "guidance": guidance}
-    named = {"n": n, "seed": seed, "negative": negative, "image": image, "mask": mask, "sketch": sketch}
+    named = {"n": n, "seed": seed, "negative": negative, "image": image, "mask": mask, "towards": towards, "sketch": sketch}
     drawn = draw_to_files(
         run, prompts or [], prompts_file=prompts_file, request_file=request, sets=sets or (), out=out, checkpoint=checkpoint,
         named={key: value for key, value in named.items() if value is not None},

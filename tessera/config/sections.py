@@ -228,6 +228,17 @@ class JudgingConfig(Config):
     """Most training samples that are read: to look for copies, and to fit the nets that judge pictures."""
 
 
+class LpipsConfig(Config):
+    """LPIPS (Zhang et al. 2018) between pictures and their reconstructions, by weights of yours."""
+
+    net: Literal["alex", "vgg"] = "alex"
+    """The network that looks: numbers compare only on the same one. `alex` is what most report."""
+    path: str
+    """alexnet.safetensors or vgg16.safetensors with torchvision's names, relative to where the command runs."""
+    heads: str
+    """The linear heads of that network: alex.safetensors or vgg.safetensors with the names of the package lpips, version 0.1."""
+
+
 class EvaluateConfig(JudgingConfig):
     """How a trained model of pictures is judged."""
 
@@ -236,10 +247,12 @@ class EvaluateConfig(JudgingConfig):
     resamples: int = Field(100, ge=0)
     """Bootstrap resamples behind the interval of a distance; 0 gives none."""
     inception: str | None = None
-    """The TorchScript file of Inception (inception-2015-12-05.pt), for FID and KID as others report them. It is a program that is
-    run, so name only one you trust. null fits a small extractor of our own."""
+    """The TorchScript file of Inception (inception-2015-12-05.pt), for FID, KID and IS as others report them. It is a program
+    that is run, so name only one you trust. null fits a small extractor of our own."""
     extractor: str | None = None
     """An extractor.safetensors of another evaluation: distances of two runs compare only on the same one. null fits one."""
+    lpips: LpipsConfig | None = None
+    """Measure LPIPS, too."""
 
 
 class VideoEvaluateConfig(JudgingConfig):

@@ -105,7 +105,7 @@ def _kernel_sum(a: Features, b: Features) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A distance with its 95 % interval; resamples is 0 where there is none."""
+    """A measure with its 95 % interval; resamples is 0 where there is none."""
 
     value: float
     n: int  # samples on the smaller side
@@ -125,7 +125,7 @@ def estimate_frechet(a: Features, b: Features, *, resamples: int, seed: int) -> 
     def draw(rng: np.random.Generator) -> float:
         return frechet_distance(a[rng.integers(len(a), size=len(a))], b[rng.integers(len(b), size=len(b))])
 
-    return Estimate(value, min(len(a), len(b)), *_interval(value, draw, resamples, seed))
+    return Estimate(value, min(len(a), len(b)), *resampled(value, draw, resamples, seed))
 
 
 def estimate_kernel(a: Features, b: Features, *, resamples: int, seed: int) -> Estimate:
@@ -143,14 +143,14 @@ def estimate_kernel(a: Features, b: Features, *, resamples: int, seed: int) -> E
         part_b = (y @ inside_b @ y - y @ inside_b.diagonal()) / (m * (m - 1))
         return float(part_a + part_b - 2 * (x @ across @ y) / (n * m))
 
-    return Estimate(value, min(n, m), *_interval(value, draw, resamples, seed))
+    return Estimate(value, min(n, m), *resampled(value, draw, resamples, seed))
 
 
-def _interval(
+def resampled(
     value: float, draw: Callable[[np.random.Generator], float], resamples: int, seed: int
 ) -> tuple[tuple[float, float] | None, int]:
     """Percentiles 2.5 and 97.5 of the resampled values, moved so that their mean is the value: rows that are drawn twice make
-    every resampled distance too large."""
+    every resampled distance too large, and every score too small."""
     if resamples < 1:
         return None, 0
     rng = np.random.default_rng(seed)

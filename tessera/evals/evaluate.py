@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from tessera.config import EvaluateConfig, VideoEvaluateConfig
@@ -23,10 +24,13 @@ from tessera.evals.copies import Copies, few_note, find_copies, pixel_vectors
 from tessera.evals.distances import MIN_SAMPLES, Features, estimate_frechet, estimate_kernel, size_note
 from tessera.evals.features import Extractor, fit_extractor, load_extractor, save_extractor
 from tessera.evals.health import TOKENS, Health, Parts, judge_accuracy, judge_distance
+from tessera.evals.likeness import estimate_mean, perceptual_distances
 from tessera.evals.material import Material, Side
-from tessera.evals.nets import Fitting, Pictures
+from tessera.evals.nets import Fitting, Pictures, weights_hash
+from tessera.evals.scores import estimate_score
 from tessera.media.images import write_png
 from tessera.media.sheets import sheet
+from tessera.nn.lpips import Lpips
 from tessera.randomness import mix
 
 CHUNK = 64  # captions per call of `sample`; fixed, so that what is sampled does not hang on the number of ranks
@@ -34,6 +38,7 @@ SHEET_COLUMNS = 8
 Report = dict[str, Any]
 Say = Callable[[str], None]  # one line of progress
 T = TypeVar("T")
+A = TypeVar("A", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +76,7 @@ def evaluate(
     *,
     world: World | None = None,
     extractor: Extractor | None = None,
+    lpips: Lpips | None = None,
     say: Say = lambda line: None,
 ) -> Evaluation:
     """Measures everything that the material allows, and says what it is at. Ranks share the sampling; each then computes the same
@@ -84,7 +90,7 @@ def evaluate(
     report["oracle"] = oracle_report(material, rows, config.seed)
     if len(asked) < MIN_SAMPLES or len(material.train) < MIN_SAMPLES:
         few = f"{len(asked)} held-out and {len(material.train)} training pictures: too few; {MIN_SAMPLES} or more are needed"
-        report |= {name: {"skipped": few} for name in ("fd", "kd", "copies", "retrieval")}
+        report |= {name: {"skipped": few} for name in ("fd", "kd", "is", "copies", "retrieval")}
     else:
         fitting = Fitting(steps=config.fit_steps, seed=config.seed, device=world.device)
         say(f"features to compare by: {'given' if extractor or config.extractor else f'fitting a net, {fitting.steps:,} steps'}")
@@ -92,6 +98,7 @@ def evaluate(
         say(f"distances, and copies among {len(material.train):,} training pictures")
         features = {name: extractor.extract(pictures) for name, pictures in rows_by_name(rows).items()}
         report |= distance_reports(material.held_out.pictures, features, extractor, config)
+        report["is"] = score_report(rows_by_name(rows), extractor, config)
         report["copies"], copies = copies_report(rows_by_name(rows), material.train.pictures, features, extractor)
         say(f"retrieval: {f'fitting a net, {fitting.steps:,} steps' if material.captioned else 'left out, captions are missing'}")
         skipped = "needs captions of every held-out and of most training pictures"
@@ -100,6 +107,9 @@ def evaluate(
             if material.captioned
             else {"skipped": skipped}
         )
+    if lpips is not None:
+        say(f"LPIPS of {len(asked):,} reconstructions")
+        report["lpips"] = lpips_report(rows, lpips, config, world)
     say("held-out loss, and the report")
     report["loss"] = dict(subject.held_out_loss()) if subject.held_out_loss else {"skipped": "no stage measures a loss"}
     report["health"] = health_of(report, subject.parts).as_dict()
@@ -126,7 +136,7 @@ def make_rows(subject: Subject, asked: Side, seed: int, world: World, say: Say) 
     return made
 
 
-def dealt(num: int, world: World, work: Callable[[slice, int], Pictures]) -> Pictures:
+def dealt(num: int, world: World, work: Callable[[slice, int], npt.NDArray[A]]) -> npt.NDArray[A]:
     """What `dealt_parts` makes, as one array."""
     return np.concatenate(dealt_parts(num, world, work))
 
@@ -151,7 +161,10 @@ def notes_on(material: Material, config: EvaluateConfig, rows: Rows) -> list[str
         notes.append(f"asked for n={config.n}, held out are {len(material.held_out)}; n={len(rows.asked)} is used")
     if len(material.train) < material.num_train:
         notes.append(f"{len(material.train):,} of {material.num_train:,} training pictures are used (evaluate.train_samples)")
-    missing = {"samples": "no generator is trained", "reconstruction": "nothing here turns pictures into what is drawn from"}
+    missing = {
+        "samples": "nothing that draws from captions is trained",
+        "reconstruction": "nothing here turns pictures into what is drawn from",
+    }
     return notes + [f"no {name}: {reason}" for name, reason in missing.items() if name not in rows.made]
 
 
@@ -184,7 +197,7 @@ def distance_reports(
     note = size_note(num, features["real"].shape[1])
     reports: dict[str, Report] = {}
     for key, measure in (("fd", estimate_frechet), ("kd", estimate_kernel)):
-        report: Report = {"name": extractor.distance_name(key.upper()), "extractor_sha256": extractor.sha256, "n": num}
+        report: Report = {"name": extractor.measure_name(key.upper()), "extractor_sha256": extractor.sha256, "n": num}
         if num < MIN_SAMPLES:
             reports[key] = {**report, "skipped": note}
             continue
@@ -198,6 +211,34 @@ def distance_reports(
         report |= {"value": table.get("samples", {}).get("value"), "d": reference.shape[1], "rows": table}
         reports[key] = {**report, **({"note": note} if note else {})}
     return reports
+
+
+def score_report(rows: Mapping[str, Pictures], extractor: Extractor, config: EvaluateConfig) -> Report:
+    """`is` of every row, in equal numbers."""
+    if extractor.classify is None:
+        return {"skipped": f"{extractor.name} knows no classes; the words of captions are some"}
+    chances = {name: extractor.classify(pictures) for name, pictures in rows.items()}
+    table = {name: estimate_score(each, resamples=config.resamples, seed=config.seed).as_dict() for name, each in chances.items()}
+    report: Report = {"name": extractor.measure_name("IS"), "extractor_sha256": extractor.sha256, "n": len(rows["real"])}
+    classes = chances["real"].shape[1]
+    return {**report, "value": table.get("samples", {}).get("value"), "classes": classes, "rows": table}
+
+
+def lpips_report(rows: Rows, net: Lpips, config: EvaluateConfig, world: World) -> Report:
+    """Of reconstructions and what they were made of; `shuffled`: of real pictures and the next ones. Ranks share the looking."""
+    report: Report = {"name": f"LPIPS-{net.kind}", "sha256": weights_hash(net), "n": len(rows.asked)}
+    real, side = rows.asked.pictures, min(rows.asked.pictures.shape[1:3])
+    if "reconstruction" not in rows.made or side < net.least:
+        small = f"pictures of {side} px are too small for {net.kind}, which needs {net.least}"
+        return {**report, "skipped": small if side < net.least else "no reconstructions"}
+
+    def estimate(made: Pictures) -> dict[str, object]:
+        values = dealt(len(real), world, lambda part, _: perceptual_distances(net, made[part], real[part]))
+        return estimate_mean(values, resamples=config.resamples, seed=config.seed).as_dict()
+
+    table = {"shuffled": estimate(np.roll(real, -1, axis=0))} if len(real) > 1 else {}
+    table["reconstruction"] = estimate(rows.made["reconstruction"])
+    return {**report, "value": table["reconstruction"]["value"], "rows": table}
 
 
 def copies_report(

@@ -1,7 +1,7 @@
 """Named extractors: media in, features n d out. A distance is only comparable with one of the same extractor, so its name and the
 hash of its weights stand in every result.
 
-`inception` wraps the well-known Inception file where the caller has one; only distances on its features are called FID and KID.
+`inception` wraps the well-known Inception file where the caller has one; only measures on it are called FID, KID and IS.
 Otherwise a small net is fitted to the *training* split: it predicts the words of the captions (`words-1a2b3c4d`), or without
 captions how a picture was turned and blurred (`turns-1a2b3c4d`; Gidaris et al. 2018); features are its last hidden layer.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,11 +46,12 @@ class Extractor:
     sha256: str
     extract: Callable[[Any], Features]
     net: nn.Module | None = None  # of the fitted kinds: what `save_extractor` writes
+    classify: Callable[[Any], Features] | None = None  # pictures -> n v, chances of classes; None: it knows no classes
 
-    def distance_name(self, kind: str) -> str:
-        """`kind` is FD or KD. On Inception's features these are FID and KID; on any others that would be a false claim."""
+    def measure_name(self, kind: str) -> str:
+        """`kind` is FD, KD or IS. On Inception these are FID, KID and IS; on any other net that would be a false claim."""
         if self.name == INCEPTION:
-            return {"FD": "FID", "KD": "KID"}[kind]
+            return {"FD": "FID", "KD": "KID", "IS": "IS"}[kind]
         return f"{kind}-{self.name}"
 
 
@@ -88,7 +90,16 @@ def fitted(kind: str, net: nn.Module) -> Extractor:
     """A fitted net, named by its kind and its weights."""
     assert isinstance(net, FeatureNet)
     trunk, digest = net.trunk, weights_hash(net)
-    return Extractor(f"{kind}-{digest[:8]}", digest, lambda media: run_tower(trunk, media), net)
+    classify = partial(word_chances, net) if kind == "words" else None
+    return Extractor(f"{kind}-{digest[:8]}", digest, lambda media: run_tower(trunk, media), net, classify)
+
+
+@torch.no_grad()
+def word_chances(net: FeatureNet, pictures: Pictures) -> Features:
+    """n v: the chance of each word, where one of the caption's is drawn. The net tells of every word whether it is there."""
+    features = torch.from_numpy(run_tower(net.trunk, pictures)).to(net.head.weight.device)
+    there = net.head(F.silu(features)).double().sigmoid()
+    return (there / there.sum(1, keepdim=True)).cpu().numpy()
 
 
 def words_loss(nets: Nets, batch: FitBatch, context: Context) -> Loss:
@@ -143,16 +154,18 @@ def load_extractor(path: Path, device: torch.device, medium: Literal["picture", 
 
 
 def inception_extractor(module: nn.Module, sha256: str) -> Extractor:
-    """Around the loaded TorchScript file that StyleGAN's authors publish (inception-2015-12-05.pt): uint8 b 3 h w in, 2048
-    features out with return_features=True. It scales pictures to 299 x 299 itself, and scaling them here as well would change the
-    number. The caller loads it: TorchScript is a program, and nothing that tessera reads by itself can run code."""
+    """Around the loaded TorchScript file that StyleGAN's authors publish (inception-2015-12-05.pt): uint8 b 3 h w in, chances of
+    1008 classes out, or 2048 features with return_features=True. It scales pictures to 299 x 299 itself, and scaling them here as
+    well would change the number. The caller loads it: TorchScript is a program, and nothing that tessera reads by itself can run
+    code."""
     module.eval()
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
 
     @torch.no_grad()
-    def extract(pictures: Pictures) -> Features:
+    def run(pictures: Pictures, **how: bool) -> Features:
         colours = pictures.repeat(3, axis=3) if pictures.shape[3] == 1 else pictures[..., :3]
         parts = torch.from_numpy(np.ascontiguousarray(colours.transpose(0, 3, 1, 2))).split(_CHUNK)
-        return torch.cat([module(part.to(device), return_features=True).float().cpu() for part in parts]).numpy()
+        return torch.cat([module(part.to(device), **how).float().cpu() for part in parts]).numpy()
 
-    return Extractor(INCEPTION, sha256, extract)
+    classify = partial(run, no_output_bias=True)  # as the score was first computed
+    return Extractor(INCEPTION, sha256, partial(run, return_features=True), classify=classify)

@@ -42,6 +42,8 @@ def _sections(things: str) -> dict[str, Callable[[Mapping[str, Any]], list[str]]
         "attributes": _attributes,
         "fd": partial(_distance, "fd", things),
         "kd": partial(_distance, "kd", things),
+        "is": _score,
+        "lpips": _lpips,
         "reconstruction": _reconstruction,
         "flicker": _flicker,
         "codes": _codes,
@@ -124,11 +126,30 @@ def _distance(key: str, things: str, section: Mapping[str, Any]) -> list[str]:
     if "skipped" in section:
         return _skipped(name, section)
     told = [f"{name}: distance to {section['n']} real {things}, lower is better; floor: other real {things}"]
-    for row_name, row in _sorted(section["rows"]):
+    return told + _estimates(section) + ([f"  note: {section['note']}"] if "note" in section else [])
+
+
+def _estimates(section: Mapping[str, Any]) -> list[str]:
+    told = []
+    for name, row in _sorted(section["rows"]):
         low, high = row["interval"] or (None, None)
         interval = "" if low is None else f" [{low:.4g}, {high:.4g}] of {row['resamples']} resamples"
-        told.append(f"  {row_name:<15} {row['value']:.4g}{interval}")
-    return told + ([f"  note: {section['note']}"] if "note" in section else [])
+        told.append(f"  {name:<15} {row['value']:.4g}{interval}")
+    return told
+
+
+def _score(section: Mapping[str, Any]) -> list[str]:
+    if "skipped" in section:
+        return _skipped(section.get("name", "is"), section)
+    told = f"{section['name']}: sure of each picture, and each another; 1 to {section['classes']:,}, best at that of real"
+    return [told, *_estimates(section)]
+
+
+def _lpips(section: Mapping[str, Any]) -> list[str]:
+    if "skipped" in section:
+        return _skipped(section["name"], section)
+    told = f"{section['name']}: distance of reconstructions to what they were made of, lower is better; shuffled: to others"
+    return [told, *_estimates(section)]
 
 
 def _copies(things: str, section: Mapping[str, Any]) -> list[str]:

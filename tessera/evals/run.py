@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,15 @@ import torch
 from tessera.config import EngineConfig, EvaluateConfig, Layer, UserError, build, layer_of, parse_sets
 from tessera.engine.dist import World, join, leave
 from tessera.evals.clip_run import judge_clips
-from tessera.evals.evaluate import Evaluation, Say, Subject, evaluate, write_evaluation
+from tessera.evals.distances import Features
+from tessera.evals.evaluate import Evaluation, Say, Subject, dealt, evaluate, write_evaluation
 from tessera.evals.features import Extractor, inception_extractor
 from tessera.evals.health import EMBEDDINGS
 from tessera.evals.material import Material, load_material
 from tessera.evals.mesh_run import judge_meshes
 from tessera.evals.nets import Pictures
 from tessera.files import digest, free_folder
+from tessera.nn.lpips import load_lpips
 from tessera.recipes.dalle2.drawing import Painter
 from tessera.sampling.request import make_request
 from tessera.sampling.session import Session, load
@@ -55,10 +58,14 @@ def evaluate_run(
 
 def judge_pictures(session: Session, root: Any, data: Any, world: World, say: Say) -> Evaluation:
     """By pictures at the size that the model draws; `root` is the run's config with what the user set."""
+    if not session.draws and "tokenizer" not in session.nets:
+        raise UserError(f"nothing that can be judged is trained yet (trained: {', '.join(session.nets)}); tessera resume goes on")
+    given = given_extractor(root.evaluate, session.device)
+    judge = None if given is None else shared(given, world)
+    lpips = None if root.evaluate.lpips is None else load_lpips(root.evaluate.lpips).to(session.device)
     material = material_of(session, root.data, root.evaluate, data)
     subject = subject_of(session, root.sample, material)
-    judge = given_extractor(root.evaluate, session.device)
-    return evaluate(subject, material, root.evaluate, world=world, extractor=judge, say=say)
+    return evaluate(subject, material, root.evaluate, world=world, extractor=judge, lpips=lpips, say=say)
 
 
 def material_of(session: Session, data: Any, config: EvaluateConfig, source: Any) -> Material:
@@ -84,11 +91,23 @@ def subject_of(session: Session, options: Any, material: Material) -> Subject:
     if isinstance(session.draw, Painter):  # its pictures are drawn of their own embeddings, which leaves the prior out
         draw = session.draw
         redrawn = partial(draw.redrawn, options=options) if draw.sphere.known else None
-        return Subject(sample=sample, reconstruct=redrawn, parts=EMBEDDINGS, held_out_loss=held_out_loss, about=about)
+        asked = sample if "prior" in session.nets else None
+        return Subject(sample=asked, reconstruct=redrawn, parts=EMBEDDINGS, held_out_loss=held_out_loss, about=about)
     return Subject(
         sample=sample, reconstruct=lambda pictures, captions: session.through_tokens(pictures), held_out_loss=held_out_loss,
         about=about,
     )  # fmt: skip
+
+
+def shared(extractor: Extractor, world: World) -> Extractor:
+    """Ranks look at some pictures each, and all know what was seen. Fitted nets are not shared so: on GPUs ranks may have fitted
+    them to other last bits."""
+
+    def dealt_out(look: Callable[[Any], Features]) -> Callable[[Any], Features]:
+        return lambda pictures: dealt(len(pictures), world, lambda part, _: look(pictures[part]))
+
+    classify = None if extractor.classify is None else dealt_out(extractor.classify)
+    return replace(extractor, extract=dealt_out(extractor.extract), classify=classify)
 
 
 def given_extractor(config: EvaluateConfig, device: torch.device) -> Extractor | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -78,45 +79,48 @@ class VGG16Distance(nn.Module):
         return found
 
 
-def load_vgg16(path: Path) -> VGG16Distance:
+def load_vgg16(path: Path, key: str = f"{KEY}.path") -> VGG16Distance:
     """From safetensors, by torchvision's names (features.0.weight) or ours (groups.0.0.weight); others, as of the classifier, are
-    passed over. Nothing pickled is read: such a file can run code."""
+    passed over. `key` names the file in a config."""
     net = VGG16Distance()
-    found = read_tensors(path)
-    ours = list(net.state_dict())
     public = [f"features.{place}.{kind}" for place in PUBLIC for kind in ("weight", "bias")]
-    names = ours if ours[0] in found else public
+    fill(net, read_tensors(path, key, "a VGG16"), public, f"{path} is no VGG16 without batch norm")
+    return net.eval().requires_grad_(False)
+
+
+def fill(net: nn.Module, found: Mapping[str, Tensor], public: Sequence[str], refusal: str) -> None:
+    """Weights of a file into a net, by our names or by public ones, in the same order."""
+    own = net.state_dict()
+    names = list(own) if next(iter(own)) in found else public
     missing = [name for name in names if name not in found]
     if missing:
         raise UserError(
-            f"{path} is no VGG16: it lacks {len(missing)} of {len(names)} tensors, the first {missing[0]}; "
+            f"{refusal}: it lacks {len(missing)} of {len(names)} tensors, the first {missing[0]}; "
             f"found {', '.join(sorted(found)[:4]) or 'nothing'}; expected torchvision's names, {public[0]} to {public[-1]}"
         )
-    for name, own in zip(names, ours, strict=True):
-        if found[name].shape != net.state_dict()[own].shape:
-            shapes = f"{list(found[name].shape)}; expected {list(net.state_dict()[own].shape)}"
-            raise UserError(f"{path} is no VGG16: {name} has the shape {shapes} (vgg16 without batch norm)")
-    net.load_state_dict({own: found[name].float() for name, own in zip(names, ours, strict=True)})
-    return net.eval().requires_grad_(False)
+    for name, tensor in zip(names, own.values(), strict=True):
+        if found[name].shape != tensor.shape:
+            raise UserError(f"{refusal}: {name} has the shape {list(found[name].shape)}; expected {list(tensor.shape)}")
+    net.load_state_dict({ours: found[name].float() for name, ours in zip(names, own, strict=True)})
 
 
 def converter(path: Path) -> str:
     """What makes safetensors of a pickle, for the user to run."""
     return (
         f"import torch; from safetensors.torch import save_file; "
-        f"save_file(torch.load('{path}', weights_only=True), '{path.with_suffix('.safetensors')}')"
+        f"save_file(torch.load('{path}', map_location='cpu', weights_only=True), '{path.with_suffix('.safetensors')}')"
     )
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """A safetensors file, or the reason why it is none."""
+def read_tensors(path: Path, key: str, what: str) -> dict[str, Tensor]:
+    """A safetensors file, or the reason why it is none. Nothing pickled is read: such a file can run code."""
     if not path.is_file():
-        raise UserError(f"{KEY}.path: there is no file {path}; name a VGG16 as safetensors, or set {KEY}=null")
+        raise UserError(f"{key}: there is no file {path}; name {what} as safetensors, or set {key.rpartition('.')[0]}=null")
     if path.suffix in (".pth", ".pt", ".bin", ".ckpt", ".pkl"):
-        raise UserError(f'{KEY}.path: {path} is a pickle, which can run code; convert it once: python -c "{converter(path)}"')
+        raise UserError(f'{key}: {path} is a pickle, which can run code; convert it once: python -c "{converter(path)}"')
     try:
         return load_file(path)
     except SafetensorError as error:
         raise UserError(
-            f'{KEY}.path: {path} cannot be read as safetensors ({error}); convert it: python -c "{converter(path)}"'
+            f'{key}: {path} cannot be read as safetensors ({error}); convert it: python -c "{converter(path)}"'
         ) from error

@@ -43,12 +43,12 @@ def write_samples(
     names, written = sample_names(request), []
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for name, (prompt, seed), made in zip(names, request.rows(), drawn, strict=True):
+        for name, (prompt, seed), at, made in zip(names, request.rows(), request.places(), drawn, strict=True):
             files = files_of(made, prompt)
             for suffix, content in files.items():
                 (out / f"{name}{suffix}").write_bytes(content)
             path = out / f"{name}{next(iter(files))}"
-            facts = recipe_of(request, prompt, seed, out) | {"made_by": dict(made_by)}
+            facts = recipe_of(request, prompt, seed, out, at) | {"made_by": dict(made_by)}
             path.with_suffix(".json").write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf8")
             written.append(Written(path, prompt, seed))
     except OSError as error:
@@ -86,16 +86,18 @@ def sample_names(request: Request) -> list[str]:
     return [str(i) if request.n == 1 else f"{i}-{k}" for i in range(num) for k in range(request.n)]
 
 
-def recipe_of(request: Request, prompt: str, seed: int, out: Path) -> dict[str, Any]:
+def recipe_of(request: Request, prompt: str, seed: int, out: Path, at: float | None = None) -> dict[str, Any]:
     """A request for one sample alone, as `tessera sample RUN --request` reads it."""
     facts: dict[str, Any] = {"prompt": prompt, "seed": seed, "n": 1}
     if request.scenes:
         facts = {"scenes": [scene_facts(scene) for scene in request.scenes], "seed": seed, "n": 1}
     if request.negative is not None:
         facts["negative"] = request.negative
-    for name in ("image", "mask", "mesh", "sketch"):
+    for name in ("image", "mask", "towards", "mesh", "sketch"):
         if isinstance(given := getattr(request, name), (str, Path)):
             facts[name] = os.path.relpath(given, out)
+    if at is not None:
+        facts["at"] = at
     if request.keyframes:
         files = [(place, given) for place, given in request.keyframes if isinstance(given, (str, Path))]
         facts["keyframes"] = [{"frame": place, "image": os.path.relpath(given, out)} for place, given in files]

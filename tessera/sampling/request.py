@@ -24,6 +24,8 @@ KINDS: Kinds = {  # of a request's file
     "negative": ((str,), "text, in quotes if need be"),
     "image": ((str,), "the name of a file"),
     "mask": ((str,), "the name of a file"),
+    "towards": ((str,), "the name of a file"),
+    "at": ((int, float), "a number from 0 to 1"),
     "mesh": ((str,), "the name of a file"),
     "outpaint": ((dict,), "sides and shares: {left: 0.25}"),
     "scenes": ((list,), "a list of scenes: [{prompt: a, frames: 20}, {prompt: b, frames: 20, overlap: 5}]"),
@@ -43,7 +45,8 @@ SIDES = ("left", "right", "top", "bottom")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Sample k of a prompt has the seed `seed + k`, whatever else is asked: a picture is a function of its own seed."""
+    """Sample k of a prompt has the seed `seed + k`, whatever else is asked: a picture is a function of its own seed. On the way
+    between two pictures all have one seed, and sample k its place."""
 
     prompts: tuple[str, ...]
     options: Any  # the recipe's sample section, with this call's values
@@ -52,6 +55,8 @@ class Request:
     negative: str | None = None
     image: Any = None  # a file, a PIL image or an array; of a clip the first frame, or a clip whose frames are the first ones
     mask: Any = None  # the same: white is drawn anew
+    towards: Any = None  # another image: the samples of a prompt lie on the way to it, at equal distances, both ends included
+    at: float | None = None  # with `towards`: all samples lie here, from 0 (image) to 1 (towards)
     mesh: Any = None  # a file or a `Mesh`: a part, of which a whole one is made
     outpaint: Mapping[str, float] = field(default_factory=dict)  # side -> share of the new picture that is drawn there
     scenes: tuple[Scene, ...] = ()  # of a clip of several captions; then there are no prompts
@@ -61,14 +66,21 @@ class Request:
     def rows(self) -> list[tuple[str, int]]:
         """Prompt and seed of every sample, prompt by prompt. A story's prompt are those of its scenes."""
         prompts = (" / ".join(scene.caption for scene in self.scenes),) if self.scenes else self.prompts
-        return [(prompt, self.seed + k) for prompt in prompts for k in range(self.n)]
+        stays = self.towards is not None and self.at is None
+        return [(prompt, self.seed + (0 if stays else k)) for prompt in prompts for k in range(self.n)]
+
+    def places(self) -> list[float | None]:
+        """Of every sample how far it is on the way to another picture; None without one."""
+        if self.towards is None:
+            return [None] * len(self.rows())
+        return [k / (self.n - 1) if self.at is None else self.at for _ in self.prompts for k in range(self.n)]
 
 
 def make_request(
     options: Config, prompts: Sequence[str], *, n: int = 1, seed: int = 0, negative: str | None = None, image: Any = None,
-    mask: Any = None, mesh: Any = None, outpaint: Mapping[str, float] | None = None,
-    scenes: Sequence[Scene | Mapping[str, Any]] = (), keyframes: Mapping[int, Any] | Sequence[tuple[int, Any]] = (),
-    sketch: Any = None, changes: Sequence[Layer] = (),
+    mask: Any = None, towards: Any = None, at: float | None = None, mesh: Any = None,
+    outpaint: Mapping[str, float] | None = None, scenes: Sequence[Scene | Mapping[str, Any]] = (),
+    keyframes: Mapping[int, Any] | Sequence[tuple[int, Any]] = (), sketch: Any = None, changes: Sequence[Layer] = (),
 ) -> Request:  # fmt: skip
     """Checks what was asked. `changes` are values for this call, all of them below `sample`; later ones win."""
     if prompts and scenes:
@@ -81,20 +93,38 @@ def make_request(
         raise UserError(f"seed is {seed!r}; expected a whole number from 0 to {LARGEST_SEED} (2^62 - 1)")
     if wrong := [prompt for prompt in prompts if not isinstance(prompt, str)]:
         raise UserError(f"a prompt is {wrong[0]!r}; expected text")
-    if image is None and (mask is not None or outpaint):
-        raise UserError(
-            f"{'outpaint' if outpaint else 'mask'} is given without an image; give one, too: --image FILE, or image in a request"
-        )
+    parts = {"mask": mask, "outpaint": outpaint or None, "towards": towards}
+    given = [name for name, value in parts.items() if value is not None]
+    if image is None and given:
+        raise UserError(f"{given[0]} is given without an image; give one, too: --image FILE, or image in a request")
     if mask is not None and outpaint:
         raise UserError("mask and outpaint both say where something new is drawn; give one of them")
+    refuse_odd_way(given, at, n)
     story = checked_scenes(scenes)
     decided = decide(options, [*changes, *lengths_of(story, options, changes)])
     if negative is not None and decided.guidance == 1:
         raise UserError("guidance pushes away from a negative prompt, and guidance 1 is none; raise it, or leave the prompt out")
     return Request(
-        prompts=tuple(prompts), options=decided, n=n, seed=seed, negative=negative, image=image, mask=mask, mesh=mesh,
-        outpaint=checked_sides(outpaint or {}), scenes=story, keyframes=checked_keyframes(keyframes), sketch=sketch,
+        prompts=tuple(prompts), options=decided, n=n, seed=seed, negative=negative, image=image, mask=mask,
+        towards=towards, at=at, mesh=mesh, outpaint=checked_sides(outpaint or {}), scenes=story,
+        keyframes=checked_keyframes(keyframes), sketch=sketch,
     )  # fmt: skip
+
+
+def refuse_odd_way(given: Sequence[str], at: Any, n: int) -> None:
+    """Between two pictures lie two samples or more, or all at one place; `given` are names of what is given beside an image."""
+    if "towards" not in given:
+        if at is not None:
+            raise UserError(f"at is {at!r}, a place between two pictures; give both: image and towards")
+        return
+    if len(given) > 1:
+        raise UserError(f"towards asks for whole pictures between two, and {given[0]} for a part of one; give one of them")
+    if at is None and n == 1:
+        raise UserError(
+            "one sample is no way from image to towards; ask for 2 or more (-n 8), or name its place in a request: at: 0.5"
+        )
+    if at is not None and (not isinstance(at, (int, float)) or isinstance(at, bool) or not 0 <= at <= 1):
+        raise UserError(f"at is {at!r}; expected a number from 0 (image) to 1 (towards)")
 
 
 def decide(options: Config, changes: Sequence[Layer]) -> Any:
@@ -195,8 +225,8 @@ def read_request(path: Path) -> dict[str, Any]:
         for index, item in enumerate(values.get(key, [])):
             refuse_other_parts(item, kinds, layer.origins, f"{key}.{index}")
     changes = [Layer({"sample": values["sample"]}, layer.origins)] if "sample" in values else []
-    found: dict[str, Any] = {key: values[key] for key in ("n", "seed", "negative", "outpaint", "scenes") if key in values}
-    found |= {key: str(path.parent / values[key]) for key in ("image", "mask", "mesh", "sketch") if key in values}
+    found: dict[str, Any] = {key: values[key] for key in ("n", "seed", "negative", "at", "outpaint", "scenes") if key in values}
+    found |= {key: str(path.parent / values[key]) for key in ("image", "mask", "towards", "mesh", "sketch") if key in values}
     if "keyframes" in values:
         found["keyframes"] = [(item["frame"], str(path.parent / item["image"])) for item in values["keyframes"]]
     return {"prompts": prompts, "changes": changes, **found}

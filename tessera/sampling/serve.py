@@ -30,8 +30,8 @@ def draw_to_files(
     named: Mapping[str, Any], flags: Mapping[str, Any], sets: Sequence[str] = (), out: Path | None = None,
     checkpoint: str | None = None,
 ) -> Drawn:  # fmt: skip
-    """`named` are n, seed, negative, image, mask and sketch; `flags` are values of the sample section. Later ones win: the run's
-    sample section, the request's file, flags, --set sample.KEY=VALUE."""
+    """`named` are n, seed, negative, image, mask, towards and sketch; `flags` are values of the sample section. Later ones win:
+    the run's sample section, the request's file, flags, --set sample.KEY=VALUE."""
     session = load(run, checkpoint=checkpoint)
     request = read_call(session, prompts, prompts_file, request_file, named, [flag_values(flags), sample_values(sets)])
     folder = out or free_folder(place_for_results(run) / "drawn")

@@ -30,8 +30,8 @@ Picture: TypeAlias = "Path | str | Image.Image | npt.NDArray[Any]"
 
 PLURALS = {"picture": "pictures", "clip": "clips", "mesh": "meshes"}
 TAKEN_BY = {  # key of a request -> the media whose requests have it
-    "image": ("picture", "clip"), "mask": ("picture",), "outpaint": ("picture",), "mesh": ("mesh",), "scenes": ("clip",),
-    "keyframes": ("clip",), "sketch": ("clip",),
+    "image": ("picture", "clip"), "mask": ("picture",), "towards": ("picture",), "outpaint": ("picture",), "mesh": ("mesh",),
+    "scenes": ("clip",), "keyframes": ("clip",), "sketch": ("clip",),
 }  # fmt: skip
 
 
@@ -83,13 +83,15 @@ class Session:
 
     def sample(
         self, prompts: str | Sequence[str] = (), n: int = 1, *, seed: int = 0, negative: str | None = None,
-        image: clips.Footage | None = None, mask: Picture | None = None, outpaint: Mapping[str, float] | None = None,
-        mesh: Path | str | Mesh | None = None, frames: int | None = None, scenes: Sequence[Scene | Mapping[str, Any]] = (),
+        image: clips.Footage | None = None, mask: Picture | None = None, towards: Picture | None = None,
+        at: float | None = None, outpaint: Mapping[str, float] | None = None, mesh: Path | str | Mesh | None = None,
+        frames: int | None = None, scenes: Sequence[Scene | Mapping[str, Any]] = (),
         keyframes: Mapping[int, clips.Footage] | None = None, sketch: clips.Footage | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> list[Any]:  # fmt: skip
         """n samples of each prompt, prompt by prompt, PIL pictures, `Clip`s or `Mesh`es; `options` are values of the sample
-        section: {"guidance": 3}. Pictures may start from an image, with a mask or outpaint; meshes from a part of one.
+        section: {"guidance": 3}. Pictures may start from an image, with a mask or outpaint, or lie on the way from it
+        `towards` another, all n with one seed, or all `at` one place (0 to 1) of it; meshes may start from a part of one.
 
         Clips have so many `frames`, go on from an image or a clip, and hold `keyframes` where they are given: {0: FIRST,
         -1: LAST}. A story has `scenes` and no prompts: [{"prompt": "a", "frames": 20}, ...], and n samples of the whole. Models
@@ -100,8 +102,8 @@ class Session:
         if frames is not None:
             changes.append(Layer.of({"sample": {"frames": frames}}, "frames"))
         request = make_request(
-            self.config.sample, asked, n=n, seed=seed, negative=negative, image=image, mask=mask, outpaint=outpaint,
-            mesh=mesh, scenes=scenes, keyframes=keyframes or {}, sketch=sketch, changes=changes,
+            self.config.sample, asked, n=n, seed=seed, negative=negative, image=image, mask=mask, towards=towards,
+            at=at, outpaint=outpaint, mesh=mesh, scenes=scenes, keyframes=keyframes or {}, sketch=sketch, changes=changes,
         )  # fmt: skip
         return self.serve(request)
 
@@ -114,10 +116,12 @@ class Session:
         self.refuse_other_keys(request)
         draw, size, start, mesh = self.draw, request.options.chunk, self.start_of(request), self.mesh_of(request)
         known, (sketch, sketch_length) = self.given_of(request), self.sketch_of(request)
+        towards, places = self.towards_of(request), request.places()
         made: list[Any] = []
         for first in range(0, len(rows), size):
             some = rows[first : first + size]
             padded = [*some, *[some[0]] * (size - len(some))]
+            at = places[first : first + size]
             chunk = Chunk(
                 captions=[prompt for prompt, _ in padded],
                 seeds=torch.tensor([seed for _, seed in padded], device=self.device),
@@ -125,6 +129,8 @@ class Session:
                 negatives=None if request.negative is None else [request.negative] * size,
                 pictures=None if start is None else start[0].expand(size, -1, -1, -1),
                 redraw=None if start is None or start[1] is None else start[1].expand(size, -1, -1),
+                towards=None if towards is None else towards.expand(size, -1, -1, -1),
+                at=None if towards is None else torch.tensor([*at, *at[:1] * (size - len(at))], device=self.device),
                 mesh=mesh,
                 frames=None if known is None else known[0].expand(size, -1, -1, -1, -1),
                 given=None if known is None else known[1],
@@ -211,8 +217,18 @@ class Session:
                 raise UserError("the mask has no white pixel, so nothing would be drawn; white marks what is drawn anew")
         if request.outpaint:
             picture, redraw = shrunk(picture, request.outpaint)
-        pixels = torch.from_numpy(picture.copy()).permute(2, 0, 1)[None].to(self.device).float().div(127.5).sub(1)
-        return pixels, None if redraw is None else redraw.to(self.device)
+        return self.pixels_of(picture), None if redraw is None else redraw.to(self.device)
+
+    def towards_of(self, request: Request) -> Tensor | None:
+        """The picture at the other end, 1 c h w in [-1, 1], as large as the one that drawing starts from."""
+        if request.towards is None:
+            return None
+        draw: Any = self.draw
+        return self.pixels_of(self.prepare(request.towards, draw.start_size(request.options)))
+
+    def pixels_of(self, picture: Pixels) -> Tensor:
+        """h w c -> 1 c h w in [-1, 1] on the device."""
+        return torch.from_numpy(picture.copy()).permute(2, 0, 1)[None].to(self.device).float().div(127.5).sub(1)
 
     def given_of(self, request: Request) -> tuple[Tensor, Tensor] | None:
         """Frames of a clip that are given, 1 c t h w in [-1, 1], and which ones these are, t."""

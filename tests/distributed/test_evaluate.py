@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from tessera.data.synth.shapes import write_shapes
+from tests.nn.public_nets import write_lpips
 from tests.processes import check, start
 from tests.small import generated, pictures
 
 __all__ = ["generated", "pictures"]
 
 
-def judged(run: Path, data: Path, folder: Path, ranks: int) -> dict[str, Any]:
+def judged(run: Path, data: Path, folder: Path, ranks: int, *more: str) -> dict[str, Any]:
     """The report that was printed, once, and written."""
-    sets = ["evaluate.fit_steps=2", "evaluate.resamples=2", "evaluate.train_samples=40", f"data.path={data}"]
+    sets = ["evaluate.fit_steps=2", "evaluate.resamples=2", "evaluate.train_samples=40", f"data.path={data}", *more]
     command = ["evaluate", str(run), "--n", "70", "--json", "--set", *sets]
     with start(command, folder, ranks=ranks, CUDA_VISIBLE_DEVICES="") as running:
         output = check(running.wait()).output
@@ -28,7 +29,10 @@ def judged(run: Path, data: Path, folder: Path, ranks: int) -> dict[str, Any]:
 def test_two_ranks_report_what_one_does(generated: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(generated, tmp_path / "run"))
     write_shapes(tmp_path / "data", 560, 0, image_size=32)  # 70 held out: two chunks, so both ranks draw
-    one, two = (judged(run, tmp_path / "data", tmp_path, ranks) for ranks in (1, 2))
+    _, _, files = write_lpips(tmp_path, "vgg")
+    lpips = f"evaluate.lpips={{net: vgg, path: {files.path}, heads: {files.heads}}}"
+    one, two = (judged(run, tmp_path / "data", tmp_path, ranks, lpips) for ranks in (1, 2))
     assert one == two
     assert one["oracle"]["n"] == 70
     assert one["fd"]["n"] == 35
+    assert one["is"]["n"] == one["lpips"]["rows"]["reconstruction"]["n"] == 70

@@ -19,11 +19,13 @@ from tessera.data.synth.shapes import write_shapes
 from tessera.engine import dist
 from tessera.engine.dist import World
 from tessera.evals import Evaluation, Material, Side, Subject, evaluate, lines, load_material, write_evaluation
-from tessera.evals.evaluate import dealt
+from tessera.evals.evaluate import Rows, dealt, lpips_report
 from tessera.evals.nets import Pictures
+from tessera.nn.lpips import load_lpips
+from tests.nn.public_nets import by_hand, write_lpips
 
 QUICK = EvaluateConfig(n=40, fit_steps=8, resamples=10)
-SECTIONS = ("oracle", "fd", "kd", "copies", "retrieval", "loss", "health")
+SECTIONS = ("oracle", "fd", "kd", "is", "copies", "retrieval", "loss", "health")
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +101,40 @@ def test_a_perfect_model_scores_as_real_pictures_do(known: Evaluation) -> None:
     assert report["subject"] == {"base": "step 3"}
 
 
+def test_scores_and_likeness_stand_beside_real_pictures(material: Material, tmp_path: Path) -> None:
+    chain, heads, files = write_lpips(tmp_path, "alex")
+    lpips = load_lpips(files)
+    report = evaluate(knowing(material), material, QUICK, lpips=lpips).report
+    rows = report["is"]["rows"]
+    assert rows["samples"]["value"] == rows["real"]["value"] == report["is"]["value"], "the true pictures"
+    assert report["is"]["name"] == report["fd"]["name"].replace("FD", "IS")
+    asked = material.held_out.pictures[:40]
+    real, made, others = (
+        torch.from_numpy(each).permute(0, 3, 1, 2) / 127.5 - 1 for each in (asked, darkened(asked), np.roll(asked, -1, axis=0))
+    )
+    found = report["lpips"]["rows"]
+    with torch.no_grad():
+        for name, pictures in (("reconstruction", made), ("shuffled", others)):
+            assert found[name]["value"] == pytest.approx(by_hand(chain, heads, "alex", pictures, real).mean().item(), rel=1e-3)
+    assert (report["lpips"]["name"], report["lpips"]["n"], report["lpips"]["value"]) == (
+        "LPIPS-alex", 40, found["reconstruction"]["value"],
+    )  # fmt: skip
+    assert 0 < found["reconstruction"]["value"] < found["shuffled"]["value"]
+    text = "\n".join(lines(report))
+    assert "LPIPS-alex" in text
+    assert report["is"]["name"] in text
+    bare = lpips_report(Rows(material.held_out[:9], {}), lpips, QUICK, World(0, 1, torch.device("cpu")))
+    assert bare["skipped"] == "no reconstructions"
+
+
+def test_pictures_that_are_too_small_for_lpips(material: Material, tmp_path: Path) -> None:
+    small = replace(
+        material, held_out=Side(material.held_out.pictures[:4, ::2, ::2], material.held_out.captions[:4]), oracle=None
+    )
+    report = evaluate(Subject(reconstruct=darkened), small, QUICK, lpips=load_lpips(write_lpips(tmp_path, "alex")[2])).report
+    assert report["lpips"]["skipped"] == "pictures of 16 px are too small for alex, which needs 31"
+
+
 def test_a_copying_model_is_caught(material: Material) -> None:
     report = evaluate(copying(material), material, QUICK).report
     assert report["oracle"]["joint"] < 0.1
@@ -161,6 +197,7 @@ def test_without_captions_and_without_an_oracle(material: Material) -> None:
     assert "skipped" in report["oracle"]
     assert "needs captions" in report["retrieval"]["skipped"]
     assert report["fd"]["name"].startswith("FD-turns-")
+    assert "knows no classes" in report["is"]["skipped"]
     assert report["health"]["measure"] == report["fd"]["name"]
     assert lines(report)
 
@@ -168,7 +205,7 @@ def test_without_captions_and_without_an_oracle(material: Material) -> None:
 def test_tiny_data_give_notes_instead_of_numbers(material: Material) -> None:
     tiny = replace(material, held_out=material.held_out[:5])
     done = evaluate(knowing(material), tiny, QUICK)
-    for name in ("fd", "kd", "copies", "retrieval"):
+    for name in ("fd", "kd", "is", "copies", "retrieval"):
         assert "too few" in done.report[name]["skipped"]
     assert done.report["oracle"]["n"] == 5
     assert done.report["notes"][0].startswith("asked for n=40, held out are 5")

@@ -84,8 +84,8 @@ def test_the_extractor_repeats_and_is_named_by_its_weights(extractor: Extractor)
 
 
 def test_its_distance_is_never_called_fid(extractor: Extractor) -> None:
-    assert extractor.distance_name("FD") == f"FD-words-{extractor.sha256[:8]}"
-    assert extractor.distance_name("KD") == f"KD-words-{extractor.sha256[:8]}"
+    assert extractor.measure_name("FD") == f"FD-words-{extractor.sha256[:8]}"
+    assert extractor.measure_name("KD") == f"KD-words-{extractor.sha256[:8]}"
 
 
 def test_features_keep_what_captions_say(extractor: Extractor) -> None:
@@ -129,13 +129,13 @@ def test_what_is_no_extractor_is_the_users_error(tmp_path: Path) -> None:
 
 
 class FakeInception(nn.Module):
-    """As the published file behaves: bytes in, features out."""
+    """As the published file behaves: bytes in, chances or features out."""
 
-    def forward(self, x: Tensor, return_features: bool = False) -> Tensor:
+    def forward(self, x: Tensor, return_features: bool = False, no_output_bias: bool = False) -> Tensor:
         assert x.dtype == torch.uint8
         assert x.shape[1] == 3
         means = x.float().mean([2, 3])
-        return means.repeat(1, 2) if return_features else means
+        return means.repeat(1, 2) if return_features else (means + (0 if no_output_bias else 1)).softmax(1)
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
@@ -143,7 +143,9 @@ def test_a_torchscript_inception_gives_fid(channels: int) -> None:
     wrapped = inception_extractor(torch.jit.script(FakeInception()), "0" * 64)
     pictures = np.full((3, 32, 32, channels), 9, np.uint8)
     assert wrapped.extract(pictures).tolist() == [[9.0] * 6] * 3
-    assert (wrapped.distance_name("FD"), wrapped.distance_name("KD")) == ("FID", "KID")
+    assert [wrapped.measure_name(kind) for kind in ("FD", "KD", "IS")] == ["FID", "KID", "IS"]
+    assert wrapped.classify is not None
+    np.testing.assert_allclose(wrapped.classify(pictures), np.full((3, 3), 1 / 3), rtol=1e-6)
     with pytest.raises(ValueError, match="was not fitted here"):
         save_extractor(wrapped, Path("nowhere"))
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +16,15 @@ from tessera import pipeline
 from tessera.config import UserError
 from tessera.data.sources import split_indices
 from tessera.data.synth.shapes import write_shapes
-from tessera.evals.run import evaluate_run
+from tessera.engine import dist
+from tessera.engine.dist import World
+from tessera.evals.distances import Features
+from tessera.evals.features import inception_extractor
+from tessera.evals.nets import Pictures
+from tessera.evals.run import evaluate_run, shared
 from tessera.sampling.package import export_run
 from tessera.sampling.session import load
+from tests.nn.public_nets import write_lpips
 from tests.small import SUPERRES, generated, pictures, small_config, workshop
 
 __all__ = ["generated", "pictures", "workshop"]
@@ -75,7 +83,7 @@ def test_a_tokenizer_alone_is_judged_by_what_it_keeps(pictures: Path, tmp_path: 
     run = pipeline.train(small_config(pictures), run=tmp_path / "run", stage="tokenizer")
     report = evaluate_run(run, n=3, sets=QUICK, device="cpu")[0].report
     assert "samples" not in report["oracle"].get("rows", {})
-    assert any("no generator is trained" in note for note in report["notes"])
+    assert any("nothing that draws from captions is trained" in note for note in report["notes"])
 
 
 def test_with_superres_pictures_are_judged_at_its_size(pictures: Path, tmp_path: Path) -> None:
@@ -100,10 +108,11 @@ def test_only_what_concerns_the_judging_can_be_set(run: Path) -> None:
 
 
 class Fake(torch.nn.Module):
-    """As the Inception file is called: uint8 in, features out."""
+    """As the Inception file is called: uint8 in, features or chances out."""
 
-    def forward(self, x: torch.Tensor, return_features: bool = False) -> torch.Tensor:
-        return x.float().mean((2, 3)) + torch.arange(x.shape[1])
+    def forward(self, x: torch.Tensor, return_features: bool = False, no_output_bias: bool = False) -> torch.Tensor:
+        found = x.float().mean((2, 3)) + torch.arange(x.shape[1])
+        return found if return_features else found.div(64).softmax(1)
 
 
 def test_a_named_inception_file_gives_fid(run: Path, tmp_path: Path) -> None:
@@ -120,3 +129,46 @@ def test_a_named_inception_file_gives_fid(run: Path, tmp_path: Path) -> None:
         "fd": ("FID", 8, 3),
         "kd": ("KID", 8, 3),
     }
+    assert (report["is"]["name"], report["is"]["n"], report["is"]["classes"]) == ("IS", 8, 3)
+    assert 1 < report["is"]["value"] < 3
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_share_what_a_given_net_looks_at(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each looks at its chunks, and what all have seen lies in the order of the pictures."""
+    pictures = np.random.default_rng(0).integers(0, 256, (200, 4, 4, 3), dtype=np.uint8)
+    whole = inception_extractor(Fake(), "0" * 64)
+    assert whole.classify is not None
+    looked: list[int] = []
+
+    def look(some: Pictures) -> Features:
+        looked.append(len(some))
+        return whole.extract(some)
+
+    shares: list[dict[int, Features]] = []
+
+    def all_gather(items: list[Any], item: dict[int, Features]) -> None:
+        shares.append(item)
+        items[:] = shares if len(shares) >= size else [dict.fromkeys(range(4), whole.extract(pictures))] * size
+
+    monkeypatch.setattr(dist.torch_dist, "all_gather_object", all_gather)
+    dealt_out = [shared(replace(whole, extract=look), World(rank, size, torch.device("cpu"))) for rank in range(size)]
+    found = [extractor.extract(pictures) for extractor in dealt_out][-1]  # the last finds all shares
+    np.testing.assert_array_equal(found, whole.extract(pictures))
+    assert sorted(looked) == [8, 64, 64, 64]
+    alone = shared(whole, World(0, 1, torch.device("cpu")))
+    assert alone.classify is not None
+    np.testing.assert_array_equal(alone.classify(pictures), whole.classify(pictures))
+
+
+def test_files_that_are_named_are_read_before_anything_is_drawn(run: Path, tmp_path: Path) -> None:
+    _, _, files = write_lpips(tmp_path, "vgg")
+    write_shapes(tmp_path / "more", 64, 0, image_size=32)
+    sets = [*QUICK, f"data.path={tmp_path / 'more'}", f"evaluate.lpips.path={files.path}", "evaluate.lpips.net=vgg"]
+    said: list[str] = []
+    with pytest.raises(UserError, match=r"evaluate\.lpips\.heads: there is no file"):
+        evaluate_run(run, n=8, sets=[*sets, "evaluate.lpips.heads=gone"], device="cpu", say=said.append)
+    assert len(said) == 1
+    report = evaluate_run(run, n=8, sets=[*sets, f"evaluate.lpips.heads={files.heads}"], device="cpu")[0].report["lpips"]
+    assert report["name"] == "LPIPS-vgg"
+    assert 0 < report["value"] == report["rows"]["reconstruction"]["value"]

@@ -24,9 +24,10 @@ from tessera.generators.diffusion.losses import DiffusionLossConfig, DiffusionLo
 from tessera.generators.diffusion.processes import build_process
 from tessera.recipes.dalle2 import previews
 from tessera.recipes.dalle2.drawing import Painter
-from tessera.recipes.dalle2.embeddings import Sphere
+from tessera.recipes.dalle2.embeddings import Sphere, between
 from tessera.recipes.dalle2.nets import read_superres, superres_nets
 from tessera.sampling.request import make_request
+from tessera.sampling.serve import draw_to_files
 from tessera.sampling.session import Session, load
 from tests.processes import made_once, workshop
 
@@ -122,6 +123,59 @@ def test_a_variation_asks_the_picture_and_not_the_prior(run: Path, photo: Image.
         session.sample("a red circle")
 
 
+def slerp(a: Any, b: Any, t: float) -> Any:
+    """Shoemake 1985, in NumPy."""
+    angle = np.arccos(np.clip(a @ b, -1, 1))
+    return a if angle < 1e-9 else (np.sin((1 - t) * angle) * a + np.sin(t * angle) * b) / np.sin(angle)
+
+
+def test_between_two_embeddings_lies_their_great_circle() -> None:
+    rng = np.random.default_rng(0)
+    one, other = (v / np.linalg.norm(v, axis=1, keepdims=True) for v in rng.normal(size=(2, 7, 5)))
+    other[1] = one[1]
+    other[2] = one[2] + 1e-5 * other[2]
+    other[2] /= np.linalg.norm(other[2])
+    shares = np.array([0.3, 0.5, 0.5, 0.5, 0.9, 0.0, 1.0])
+    tensors = [torch.from_numpy(part).float() for part in (one, other, shares)]
+    found = between(*tensors)
+    wanted = np.stack([slerp(a, b, t) for a, b, t in zip(one, other, shares, strict=True)])
+    np.testing.assert_allclose(found.numpy(), wanted, atol=1e-6)
+    assert torch.equal(found[1], tensors[0][1])
+    assert torch.equal(found[5], tensors[0][5])
+    assert torch.equal(found[6], tensors[1][6])
+
+
+def test_between_opposite_embeddings_half_a_circle_lies() -> None:
+    one = torch.nn.functional.normalize(torch.tensor([[0.6, 0.0, 0.8, 0.1]] * 5), dim=1)
+    found = between(one, -one, torch.linspace(0, 1, 5))
+    torch.testing.assert_close(found.norm(dim=1), torch.ones(5))
+    torch.testing.assert_close((found * one).sum(1), torch.cos(torch.linspace(0, torch.pi, 5)), atol=1e-6, rtol=0)
+    assert torch.equal(found[[0, 4]], torch.stack([one[0], -one[4]]))
+
+
+def test_on_the_way_between_two_pictures_the_noise_stays(session: Session, photo: Image.Image) -> None:
+    other = photo.rotate(180)
+    way = arrays(session.sample("a red circle", n=5, seed=3, image=photo, towards=other))  # in two chunks
+    for end, picture in ((0, photo), (4, other)):
+        (varied,) = arrays(session.sample("a red circle", seed=3, image=picture))
+        assert np.array_equal(way[end], varied)
+    assert len({frame.tobytes() for frame in way}) == 5
+    middle = arrays(session.sample("a red circle", n=2, seed=3, image=photo, towards=other, at=0.5))
+    assert np.array_equal(middle[0], way[2])
+    assert not np.array_equal(*middle), "at one place the seeds differ"
+
+
+def test_the_json_of_a_picture_on_the_way_draws_it_again(run: Path, photo: Image.Image, tmp_path: Path) -> None:
+    for name, picture in (("a", photo), ("b", photo.rotate(90))):
+        picture.save(tmp_path / f"{name}.png")
+    named = {"n": 4, "seed": 2, "image": tmp_path / "a.png", "towards": tmp_path / "b.png"}
+    drawn = draw_to_files(run, [""], named=named, flags={}, out=tmp_path / "way")
+    facts = [json.loads(sample.path.with_suffix(".json").read_text()) for sample in drawn.samples]
+    assert [(each["seed"], each["at"], each["towards"]) for each in facts] == [(2, k / 3, "../b.png") for k in range(4)]
+    again = draw_to_files(run, [], request_file=tmp_path / "way" / "0-2.json", named={}, flags={}, out=tmp_path / "again")
+    assert again.samples[0].path.read_bytes() == drawn.samples[2].path.read_bytes()
+
+
 def test_what_is_kept_is_kept(session: Session, photo: Image.Image) -> None:
     mask = np.zeros((32, 32), np.uint8)
     mask[10:20, 4:13] = 255
@@ -160,6 +214,15 @@ def test_an_upsampler_sees_a_small_picture_as_it_is(session: Session, photo: Ima
             "leave mask and outpaint out",
         ),
         (lambda session, photo: session.encode(photo), "has no trained tokenizer"),
+        (
+            lambda session, photo: session.sample("", 2, options={"start": "superres"}, image=photo, towards=photo),
+            "leave towards out",
+        ),
+        (lambda session, photo: session.sample("", 2, towards=photo), "towards is given without an image"),
+        (lambda session, photo: session.sample("", image=photo, towards=photo), "one sample is no way"),
+        (lambda session, photo: session.sample("", image=photo, at=0.5), "a place between two pictures; give both"),
+        (lambda session, photo: session.sample("", image=photo, towards=photo, at=1.5), "at is 1.5; expected a number from 0"),
+        (lambda session, photo: session.sample("", 2, image=photo, towards=photo, mask=photo), "and mask for a part of one"),
     ],
 )
 def test_what_cannot_be_drawn_is_told(
@@ -272,6 +335,8 @@ def test_a_stage_trains_alone_and_takes_the_pair_of_another_run(run: Path, tmp_p
     config = pipeline.resolve("dalle2", preset="tiny", data=data, steps=2, sets=[*SETS, *RATES], stage="superres")
     pipeline.train(config, run=tmp_path / "upsampler", stage="superres")
     assert list(load(tmp_path / "upsampler", device="cpu").nets) == ["superres"]
+    with pytest.raises(UserError, match=r"nothing that can be judged is trained yet \(trained: superres\)"):
+        evaluate_run(tmp_path / "upsampler", n=2, device="cpu")
     with pytest.raises(UserError, match="stage base needs the pair"):
         pipeline.train(config, run=tmp_path / "decoder", stage="base")
     other = [item for item in SETS if not item.startswith(("pair=", "text="))]
@@ -284,6 +349,9 @@ def test_a_stage_trains_alone_and_takes_the_pair_of_another_run(run: Path, tmp_p
     assert set(json.loads((last_of(run / "base" / "checkpoints") / "manifest.json").read_text())["needs"]) == {"pair"}
     assert found.hashes["pair"] == load(run, device="cpu").hashes["pair"]
     assert (found.config.pair.model.width, found.config.text.length) == (8, 32)  # as it was trained
+    judged = evaluate_run(tmp_path / "decoder", n=2, device="cpu")[0].report
+    assert "reconstruction" in judged["oracle"]["rows"]
+    assert "samples" not in judged["oracle"]["rows"], "without a prior there is nothing from captions"
     with pytest.raises(UserError, match="stage of another kind; expected RUN/pair"):
         pipeline.train(pipeline.resolve("dalle2", preset="tiny", data=data, sets=[f"embeddings.path={run / 'base'}"]))
 

@@ -24,7 +24,7 @@ from tessera.media.images import to_picture
 from tessera.randomness import mix_tensors
 from tessera.recipes.captions import Prompts
 from tessera.recipes.dalle2.config import Dalle2Config, Dalle2SampleConfig, PriorSampleConfig
-from tessera.recipes.dalle2.embeddings import Sphere
+from tessera.recipes.dalle2.embeddings import Sphere, between
 from tessera.recipes.dalle2.latent import from_canvas, to_canvas
 from tessera.recipes.dalle2.nets import imagined, read_base, recalls, sampler_of, told_base, told_prior, told_superres
 from tessera.recipes.pictures import at_size, covered, covered_cells, pictures
@@ -107,13 +107,19 @@ class Painter:
             raise UserError(f"sample.start={options.start} enlarges a picture; give one: --image FILE, or image in a request")
         if chunk.redraw is not None:
             raise UserError(f"sample.start={options.start} enlarges a whole picture; leave mask and outpaint out")
+        if chunk.towards is not None:
+            raise UserError(f"sample.start={options.start} enlarges one picture, without its embedding; leave towards out")
         return chunk.pictures
 
     def embeddings(self, chunk: Chunk, options: Dalle2SampleConfig) -> Tensor:
-        """b e: of the picture that is to be varied, or drawn of the prompt."""
-        if chunk.pictures is not None and chunk.redraw is None:
-            return self.sphere.pictures(at_size(chunk.pictures, self.config.data.size))
-        return self.imagine(chunk, options.prior)
+        """b e: of the picture that is to be varied, or between it and another, or drawn of the prompt."""
+        if chunk.pictures is None or chunk.redraw is not None:
+            return self.imagine(chunk, options.prior)
+        size = self.config.data.size
+        found = self.sphere.pictures(at_size(chunk.pictures, size))
+        if chunk.towards is None or chunk.at is None:
+            return found
+        return between(found, self.sphere.pictures(at_size(chunk.towards, size)), chunk.at)
 
     def imagine(self, chunk: Chunk, options: PriorSampleConfig) -> Tensor:
         """b e of unit length, by the prior: the best of several."""

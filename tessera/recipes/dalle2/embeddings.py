@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tessera.config import UserError
@@ -21,6 +22,8 @@ from tessera.recipes.dalle2.config import Dalle2Config, TrainedPairConfig
 from tessera.recipes.precision import full_precision
 from tessera.tokenizers.pair.clip import ClipConfig, FrozenClip, clip_width, load_clip
 from tessera.tokenizers.pair.model import Embedder
+
+PARALLEL = 1e-7  # sine of the angle below which vectors in fp32 are equal, or opposite
 
 
 def training_embeddings(config: Dalle2Config, nets: Nets, feed: Feed) -> Embeddings:
@@ -57,6 +60,24 @@ def embed_exactly(embedder: Embedder, images: Tensor) -> Tensor:
     """As it does in use, so that what is cached is what a user gets."""
     with full_precision(images.device):
         return embedder.pictures(images)
+
+
+def between(one: Tensor, other: Tensor, at: Tensor) -> Tensor:
+    """b e twice, and b from 0 to 1 -> b e: so far on the great circle from the one to the other (Ramesh et al. 2022, section
+    3.2). Both ends are what was given, bit for bit. Opposite vectors have no shortest way: theirs leads through the axis that is
+    furthest from both.
+
+    (sin((1 - t) w) a + sin(t w) b) / sin w = cos(t w) a + sin(t w) u, where u is the part of b across a, of length 1.
+    """
+    a, b = (F.normalize(vectors.double(), dim=-1) for vectors in (one, other))
+    along = (a * b).sum(-1, keepdim=True)
+    across = b - along * a
+    length = across.norm(dim=-1, keepdim=True)
+    axis = F.one_hot(a.abs().argmin(-1), a.shape[-1]).to(a)
+    across = torch.where(length > PARALLEL, across, axis - (a * axis).sum(-1, keepdim=True) * a)
+    share, angle = at[:, None].double(), torch.atan2(length, along)
+    found = torch.cos(share * angle) * a + torch.sin(share * angle) * F.normalize(across, dim=-1)
+    return torch.where(share <= 0, one, torch.where(share >= 1, other, found.to(one)))
 
 
 class Sphere:

@@ -88,6 +88,8 @@ class Painter:
 
     def start(self, chunk: Chunk, options: MuseSampleConfig) -> tuple[Tensor | None, Tensor | None]:
         """Tokens of base that stay, b n, and which pixels of the picture are drawn anew, b 1 h w; nothing of both without one."""
+        if chunk.towards is not None:
+            raise UserError("recipe muse draws by tokens, and there are none between two pictures; towards is for recipe dalle2")
         if chunk.pictures is None:
             return None, None
         generator: Any = self.stages["base"]["generator"]
