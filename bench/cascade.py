@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, TypeVar, get_args
 
@@ -26,10 +26,11 @@ from tessera.config import UserError
 from tessera.contracts import Chunk
 from tessera.evals.material import Side, load_material
 from tessera.evals.oracle import Tally, tally, wilson
+from tessera.generators.diffusion.degrade import resize
 from tessera.generators.diffusion.samplers import Sampler
 from tessera.recipes.dalle2.config import Dalle2SampleConfig
 from tessera.recipes.dalle2.drawing import Painter
-from tessera.recipes.pictures import at_size, pictures
+from tessera.recipes.pictures import pictures
 from tessera.sampling.session import Session
 
 STAGES = ("prior", "base", "superres")
@@ -129,7 +130,7 @@ def ceiling(painter: Painter, real: Side) -> str:
     """What the oracle says of the real pictures, at the sizes that are drawn."""
     images, captions = painter.real(real.pictures), [caption or "" for caption in real.captions]
     sizes = sorted({painter.config.data.resolution, painter.resolution})
-    judged = {size: share(tally(pictures(at_size(images, size)), captions)) for size in sizes}
+    judged = {size: share(tally(pictures(resize(images, (size, size), 1.0)), captions)) for size in sizes}
     return "real pictures " + ", ".join(f"{right:.1%} at {size} px" for size, right in judged.items())
 
 
@@ -184,18 +185,16 @@ def chunks(painter: Painter, real: Side, options: Dalle2SampleConfig) -> Iterato
 
 def through(painter: Painter, chunk: Chunk, route: str, watch: Watch) -> dict[str, Tensor]:
     """Pictures of the decoder, and of the last upsampler where there is one."""
-    num, options, upsamplers = len(chunk.captions), chunk.options, painter.path("prior")
+    num, options = len(chunk.captions), chunk.options
     if route == "prior":
         embeddings = watch("prior", num, lambda: painter.imagine(chunk, options.prior))
     else:
         embeddings = painter.embeddings(chunk, options)
     small = watch("base", num, lambda: painter.decode(chunk, embeddings, options))
-    if not upsamplers:
+    if not painter.path("prior"):
         return {"base": small}
-    return {
-        "base": small,
-        "superres": watch("superres", num, lambda: painter.enlarged(small, upsamplers, chunk.seeds, options)),
-    }
+    larger = replace(chunk, pictures=small, options=options.model_copy(update={"start": "superres"}))
+    return {"base": small, "superres": watch("superres", num, lambda: painter.pixels(larger))}
 
 
 def verdict(rows: Sequence[Row]) -> str:
