@@ -29,8 +29,8 @@ NET = UNetConfig(
     widths=(128, 256, 512, 768), blocks=(3, 2, 2, 3), attention=(False, False, False, False), cross=(False, True, True, True)
 )
 """As many parameters and operations as the peer's of width 128: 186 M and 69 GFLOP forward a picture, there 187 M and 68. Its
-levels are 128, 128, 256, 512 and, below, 1024 wide; like it, ours looks at text and embedding but at full size, and at itself
-below the last level."""
+levels are 128, 128, 256, 512 and, below, 1024 wide. As there, pixels look at text and embedding at all levels but the finest,
+and at each other below the last one."""
 
 STAGE = DiffusionStageConfig(
     loss=DiffusionLossConfig(text_dropout_prob=0.5, embedding_dropout_prob=0.1), optim=OptimConfig(lr=1e-4)
