@@ -62,7 +62,7 @@ class Row:
         """As it is printed."""
         seconds = [self.seconds.get(stage) for stage in STAGES]
         times = "".join(f"{'-':>10}" if spent is None else f"{spent:>10.5f}" for spent in [*seconds, self.whole])
-        return f"{self.sampler:<10}{self.steps:>4}{times}" + "".join(f"{share(self.right[key]):>15.1%}" for key in columns)
+        return f"{self.sampler:<10}{self.steps:>4}{times}" + "".join(f"{share(self.right[key]):>19.1%}" for key in columns)
 
 
 def share(found: Tally) -> float:
@@ -87,7 +87,7 @@ def main() -> None:
         painter.compile()
     print(f"{len(real)} held-out captions in chunks of {session.config.sample.chunk}; {ceiling(painter, real)}")
     times = "".join(f"{name:>10}" for name in (*STAGES, "all, s"))
-    print(f"{'sampler':<10}{'':>4}{times}" + "".join(f"{f'{stage} of {route}':>15}" for route, stage in columns), flush=True)
+    print(f"{'sampler':<10}{'':>4}{times}" + "".join(f"{f'{stage} of {route}':>19}" for route, stage in columns), flush=True)
     rows = []
     for sampler, steps in product(asked.samplers, asked.steps):
         options = varied(session.config.sample, sampler, steps, asked.stages)

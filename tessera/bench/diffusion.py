@@ -104,18 +104,18 @@ def train_case(data: Path | None) -> dict[str, Any]:
 def sample_case(data: Path | None) -> dict[str, Any]:
     """50 steps with guidance 2, batch 16, 64 px: both branches of a step are one batch. Operations are those of one step, counted
     without a recording, times the steps."""
-    num, net = 2 if reduced() else 16, denoiser().eval()
+    num, net, how = 2 if reduced() else 16, denoiser().eval(), DRAW.model_copy(update={"steps": 2}) if reduced() else DRAW
     if not reduced() and "eager" not in variant():
         compile_module(net)
     process, bf16, condition = build_process(STAGE.process), device().type == "cuda", told(num)
     shape, seeds = (3, side(), side()), torch.arange(num, device=device())
-    drawn = DiffusionSampler(net, process, DRAW, bf16=bf16)
-    single = DiffusionSampler(net, process, DRAW.model_copy(update={"steps": 1}), bf16=bf16, records=False)
+    drawn = DiffusionSampler(net, process, how, bf16=bf16)
+    single = DiffusionSampler(net, process, how.model_copy(update={"steps": 1}), bf16=bf16, records=False)
     row = time_call(
         lambda: drawn(shape, condition, seeds), num, repeats=3 if reduced() else 10, warm=1 if reduced() else 3,
-        counted=(lambda: single(shape, condition, seeds), DRAW.steps),
+        counted=(lambda: single(shape, condition, seeds), how.steps),
     )  # fmt: skip
-    return row | facts(num, net) | {"sampler": DRAW.sampler, "steps": DRAW.steps, "guidance": DRAW.guidance.text}
+    return row | facts(num, net) | {"sampler": how.sampler, "steps": how.steps, "guidance": how.guidance.text}
 
 
 CASES: dict[str, Callable[[Path | None], dict[str, Any]]] = {
