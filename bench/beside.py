@@ -2,19 +2,21 @@
 
     PYTHONPATH=PEERS python bench/beside.py [--only peer|ours] [image.tokenizer.train image.tokenizer.encode ... video.ar.sample]
 
-needs on the path muse-maskgit-pytorch for pictures, meshgpt-pytorch for meshes, phenaki-pytorch and nuwa-pytorch==0.7.8 for
-clips, and what they import. The last one needs little: torchvision, vector-quantize-pytorch, einx, frozendict, loguru,
-torch-einops-utils, unfoldNd, ftfy, wcwidth, regex, tqdm; the others besides that transformers, torch_geometric, accelerate, cv2.
-Without names all cases run, one after the other.
+needs on the path muse-maskgit-pytorch and dalle2-pytorch for pictures, meshgpt-pytorch for meshes, phenaki-pytorch and
+nuwa-pytorch==0.7.8 for clips, and what they import. The last one needs little: torchvision, vector-quantize-pytorch, einx,
+frozendict, loguru, torch-einops-utils, unfoldNd, ftfy, wcwidth, regex, tqdm; dalle2-pytorch of these vector-quantize-pytorch and
+what it needs, ftfy, wcwidth, regex, tqdm, and besides resize-right and rotary-embedding-torch; the others besides the first
+list transformers, torch_geometric, accelerate, cv2. Without names all cases run, one after the other.
 
 Prints a JSON row as soon as it is there: the peer's, then ours with the ratio, so that a run that is cut shows what it has. With
 --only one of the two.
 
 The peers (`peers/`) run as their authors ship them: a tokenizer's two turns, each with its own forward, Adam, bf16 autocast; the
 MaskGit of pictures and the generator of clips token by token in TF32, because their bf16 fails. VGG16 has random weights on both
-sides, text is random states of 77 x 512, of clips 64 x 768, of clips token by token 64 words or bytes with an encoder that is
-trained; meshes have none, and are counted in faces: the peer spends six tokens on one, and what it returns is counted. Both
-operation counts come from torch's own formulas. On a CPU both sides are small, only to show that they run.
+sides, text is random states of 77 x 512, with random embeddings of 512 beside them where diffusion draws, of clips 64 x 768, of
+clips token by token 64 words or bytes with an encoder that is trained; meshes have none, and are counted in faces: the peer
+spends six tokens on one, and what it returns is counted. Both operation counts come from torch's own formulas. On a CPU both
+sides are small, only to show that they run.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ PEERS = {
     "image.tokenizer.encode": "muse",
     "image.maskgit.train": "muse",
     "image.maskgit.sample": "muse",
+    "image.diffusion.train": "dalle2",
+    "image.diffusion.sample": "dalle2",
     "mesh.tokenizer.train": "meshgpt",
     "mesh.ar.train": "meshgpt",
     "mesh.ar.sample": "meshgpt",

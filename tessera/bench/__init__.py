@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from tessera.bench.diffusion import CASES as DIFFUSION_CASES
 from tessera.bench.grids import CASES as GRID_CASES
 from tessera.bench.images import encode_case, loader_case, train_case, train_default_case
 from tessera.bench.masked import large_case, sample_case
@@ -25,6 +26,7 @@ CASES: dict[str, Callable[[Path | None], dict[str, Any]]] = {
     "image.maskgit.train": train_masked_case,
     "image.maskgit.sample": sample_case,
     "image.maskgit.400m": large_case,
+    **DIFFUSION_CASES,
     **MESH_CASES,
     **VIDEO_CASES,
     **GRID_CASES,

@@ -66,17 +66,16 @@ class DiffusionLosses:
         example = self.read(nets, batch, context)
         number = uniform(mix(context.seed, context.step) >> 1, context.positions, 1, UNTOLD)[:, 0]
         told = example.condition.without(number < self.config.text_dropout_prob, number < self.config.embedding_dropout_prob)
-        recalls = uniform(mix(context.seed, context.step) >> 1, context.positions, 1, RECALL)[:, 0] < RECALL_PROB
-        return self.guess(nets, replace(example, condition=told), context, recalls)
+        return self.guess(nets, replace(example, condition=told), context, RECALL_PROB)
 
     def measure(self, nets: Nets, batch: Any, context: Context) -> Loss:
         """Validation: told everything, and noise and levels that do not change with the step, so that numbers compare."""
         context = replace(context, step=0)
         example = self.read(nets, batch, context)
-        return self.guess(nets, example, context, torch.ones_like(example.valid))
+        return self.guess(nets, example, context, 1.0)
 
-    def guess(self, nets: Nets, example: Example, context: Context, recalls: Tensor) -> Loss:
-        """Sums over valid samples of a sample's mean error; `recalls` b: which are told an earlier guess."""
+    def guess(self, nets: Nets, example: Example, context: Context, recall_prob: float) -> Loss:
+        """Sums over valid samples of a sample's mean error; some, or all, are told an earlier guess where there are any."""
         net, clean, process = nets["generator"], example.clean.float(), self.process
         numbers = spread(context.seed, context.step, context.positions)
         level = process.trained(numbers).float()
@@ -85,7 +84,8 @@ class DiffusionLosses:
         if self.recalls:  # always two passes, so that shapes and cost are the same for all batches
             with torch.no_grad():
                 before = process.guess(net, x, level, recalling(condition, torch.zeros_like(x))).clean
-            condition = recalling(condition, before * aligned(recalls, x))
+            chance = uniform(mix(context.seed, context.step) >> 1, context.positions, 1, RECALL)[:, 0]
+            condition = recalling(condition, before * aligned(chance < recall_prob, x))
         predicted, between = process.output(net, x, level, condition)
         clean_share, noise_share = process.shares(aligned(level, x))
         error = mean_of((predicted - clean_share * clean - noise_share * noise) ** 2)

@@ -101,6 +101,7 @@ class DiffusionSampler:
         self.levels = levels_of(process, config.steps, grid, config.shift)
         self.passes = passes_of(config.sampler, process.family, self.levels, config.eta)
         self.stochastic = bool(self.passes.noise.any())
+        self.tables: dict[tuple[bool, torch.device], Passes] = {}
         self.recordings: dict[tuple[Any, ...], Recording[Setup, State]] = {}
 
     @torch.no_grad()
@@ -112,7 +113,8 @@ class DiffusionSampler:
         as what is drawn, stays what `kept` says (b ... bool, broadcast against it), and the rest is drawn to fit."""
         passes = self.passes if known is None else self.inpainting
         shares = branches_of(self.config.guidance, condition)
-        setup, state = self.prepare(shape, branched(condition, shares, negative), passes, seeds, known, kept)
+        table = self.table(known is not None, seeds.device)
+        setup, state = self.prepare(shape, branched(condition, shares, negative), table, seeds, known, kept)
         on = [any(shares[1:]) and self.config.guidance.at(level) for level in passes.level.tolist()]
         for guides, group in groupby(on):
             state = self.play(setup, state, shares if guides else (1.0,), len(list(group)))
@@ -122,6 +124,12 @@ class DiffusionSampler:
     def inpainting(self) -> Passes:
         """The table with repeated steps."""
         return resampled(self.passes, self.process.family, self.levels, self.config.resample_times)
+
+    def table(self, inpaints: bool, device: torch.device) -> Passes:
+        """The numbers of all passes where they are used; moved once, because moving them waits for the device."""
+        if (inpaints, device) not in self.tables:
+            self.tables[inpaints, device] = (self.inpainting if inpaints else self.passes).to(device)
+        return self.tables[inpaints, device]
 
     def prepare(
         self, shape: Sequence[int], condition: Condition, passes: Passes, seeds: Tensor,
@@ -150,17 +158,17 @@ class DiffusionSampler:
 
     def step(self, setup: Setup, state: State, shares: Sequence[float]) -> State:
         """One pass."""
-        now, keys = setup.passes[state.index], mix_tensors(setup.seeds, state.index)
+        now, keys = setup.passes[state.index], partial(mix_tensors, setup.seeds, state.index)
         with sampling_precision(state.point.device, self.bf16):
             guess = self.guess(setup, state, now.level, shares)
         clean = threshold(guess.clean, self.config.threshold, self.config.percentile)
         x = now.base * state.base + now.guess * clean + now.before * state.clean
         if self.stochastic:
             std = now.noise if guess.fraction is None else now.noise * torch.exp(guess.fraction * now.widening / 2)
-            x = x + std * noise_like(x, keys, FRESH)
+            x = x + std * noise_like(x, keys(), FRESH)
         if setup.known is not None and setup.kept is not None:
-            x = torch.where(setup.kept, now.alpha * setup.known + now.sigma * noise_like(x, keys, KNOWN), x)
-            x = now.up * x + now.up_noise * noise_like(x, keys, AGAIN)
+            x = torch.where(setup.kept, now.alpha * setup.known + now.sigma * noise_like(x, keys(), KNOWN), x)
+            x = now.up * x + now.up_noise * noise_like(x, keys(), AGAIN)
         return State(state.index + 1, torch.where(now.settles > 0, x, state.base), x, clean)
 
     def guess(self, setup: Setup, state: State, level: Tensor, shares: Sequence[float]) -> Guess:

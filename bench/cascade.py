@@ -1,0 +1,210 @@
+"""How fast, and how often right, does a trained dalle2 draw? Held-out captions of shapes through samplers and numbers of steps, a
+line each: seconds a picture of each stage, and the oracle's joint accuracy of what the decoder draws and of the whole cascade,
+once with the embeddings of the real pictures and once through the prior.
+
+    python bench/cascade.py RUN [--n 256] [--samplers euler heun dpm ddim] [--steps 4 8 16 32 64] [--stages base] [--compile]
+
+Sampler and steps are those of the stages named, by default of all; other stages draw as the run's config says. heun makes two
+passes a step; ddim draws fresh noise (eta 1), because without it is euler. The oracle reads pictures at the size that they have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any, TypeVar, get_args
+
+import torch
+from torch import Tensor
+
+import tessera
+from tessera.bench.timing import settle
+from tessera.config import UserError
+from tessera.contracts import Chunk
+from tessera.evals.material import Side, load_material
+from tessera.evals.oracle import Tally, tally, wilson
+from tessera.generators.diffusion.degrade import resize
+from tessera.generators.diffusion.samplers import Sampler
+from tessera.recipes.dalle2.config import Dalle2SampleConfig
+from tessera.recipes.dalle2.drawing import Painter
+from tessera.recipes.pictures import pictures
+from tessera.sampling.session import Session
+
+STAGES = ("prior", "base", "superres")
+ROUTES = ("real", "prior")  # where embeddings come from
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Row:
+    """One way to draw, and what came of it."""
+
+    sampler: str
+    steps: int
+    seconds: dict[str, float] = field(default_factory=dict)  # a picture, by stage
+    right: dict[tuple[str, str], Tally] = field(default_factory=dict)  # by route and stage
+
+    @property
+    def whole(self) -> float:
+        """Seconds a picture from text on."""
+        return sum(self.seconds.values())
+
+    @property
+    def end(self) -> Tally:
+        """Of the last stage, through the prior where there is one."""
+        return self.right[max(self.right, key=lambda key: (ROUTES.index(key[0]), STAGES.index(key[1])))]
+
+    def line(self, columns: Sequence[tuple[str, str]]) -> str:
+        """As it is printed."""
+        seconds = [self.seconds.get(stage) for stage in STAGES]
+        times = "".join(f"{'-':>10}" if spent is None else f"{spent:>10.5f}" for spent in [*seconds, self.whole])
+        return f"{self.sampler:<10}{self.steps:>4}{times}" + "".join(f"{share(self.right[key]):>19.1%}" for key in columns)
+
+
+def share(found: Tally) -> float:
+    """How many were right in everything."""
+    return found.right.get("joint", 0) / max(found.num, 1)
+
+
+def main() -> None:
+    """One line for each sampler and number of steps, then which is the fastest of the best."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run")
+    parser.add_argument("--n", type=int, default=256, help="captions")
+    parser.add_argument("--samplers", nargs="+", choices=get_args(Sampler), default=["euler", "heun", "dpm", "ddim"])
+    parser.add_argument("--steps", nargs="+", type=int, default=[4, 8, 16, 32, 64])
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES), help="whose sampler and steps are varied")
+    parser.add_argument("--compile", action="store_true", help="as sample.compile")
+    asked = parser.parse_args()
+    session = tessera.load(asked.run)
+    painter, real = painter_of(session), held_out(session, asked.n)
+    columns = columns_of(painter)
+    if asked.compile or session.config.sample.compile:
+        painter.compile()
+    print(f"{len(real)} held-out captions in chunks of {session.config.sample.chunk}; {ceiling(painter, real)}")
+    times = "".join(f"{name:>10}" for name in (*STAGES, "all, s"))
+    print(f"{'sampler':<10}{'':>4}{times}" + "".join(f"{f'{stage} of {route}':>19}" for route, stage in columns), flush=True)
+    rows = []
+    for sampler, steps in product(asked.samplers, asked.steps):
+        options = varied(session.config.sample, sampler, steps, asked.stages)
+        rows.append(drawn(painter, real, options, Row(sampler, steps)))
+        print(rows[-1].line(columns), flush=True)
+    print(verdict(rows))
+
+
+def painter_of(session: Session) -> Painter:
+    """What draws, of a run of this recipe with a decoder."""
+    painter = session.draw
+    if not isinstance(painter, Painter) or "base" not in painter.stages:
+        raise UserError(f"{session.path} has no trained decoder of recipe dalle2; expected a run of it with stage base")
+    if not routes_of(painter):
+        raise UserError(f"{session.path} has neither a prior nor anything that embeds pictures; train the stage prior")
+    return painter
+
+
+def held_out(session: Session, num: int) -> Side:
+    """Pictures at the size that is drawn, with captions that the oracle knows."""
+    data = session.config.data.model_copy(update={"resolution": session.resolution})
+    material = load_material(data, most_train=1, most_held_out=num, seed=0)
+    if material.oracle != "shapes":
+        raise UserError(f"{data.path} has no oracle; expected a run on data of `tessera data synth shapes`")
+    return material.held_out
+
+
+def routes_of(painter: Painter) -> list[str]:
+    """Where embeddings can come from."""
+    return [name for name, there in (("real", painter.sphere.known), ("prior", "prior" in painter.stages)) if there]
+
+
+def columns_of(painter: Painter) -> list[tuple[str, str]]:
+    """What is judged, by route and stage."""
+    stages = ["base", "superres"] if painter.path("prior") else ["base"]
+    return list(product(routes_of(painter), stages))
+
+
+def ceiling(painter: Painter, real: Side) -> str:
+    """What the oracle says of the real pictures, at the sizes that are drawn."""
+    images, captions = painter.real(real.pictures), [caption or "" for caption in real.captions]
+    sizes = sorted({painter.config.data.resolution, painter.resolution})
+    judged = {size: share(tally(pictures(resize(images, (size, size), 1.0)), captions)) for size in sizes}
+    return "real pictures " + ", ".join(f"{right:.1%} at {size} px" for size, right in judged.items())
+
+
+def varied(options: Dalle2SampleConfig, sampler: str, steps: int, stages: Sequence[str]) -> Dalle2SampleConfig:
+    """The run's, with that sampler in some stages."""
+    how = {"sampler": sampler, "steps": steps, "eta": float(sampler == "ddim")}
+    inner = {name: getattr(options, name).model_copy(update=how) for name in ("prior", "superres") if name in stages}
+    return options.model_copy(update={**(how if "base" in stages else {}), **inner})
+
+
+@torch.no_grad()
+def drawn(painter: Painter, real: Side, options: Dalle2SampleConfig, row: Row) -> Row:
+    """All captions, by all routes. The first chunk is drawn twice: on a GPU the first time is spent on recording."""
+    captions, made = [caption or "" for caption in real.captions], dict[tuple[str, str], list[Any]]()
+    watch = Watch()
+    for route in routes_of(painter):
+        for number, chunk in enumerate(chunks(painter, real, options)):
+            if not number:
+                through(painter, chunk, route, Watch())
+            for stage, images in through(painter, chunk, route, watch).items():
+                made.setdefault((route, stage), []).extend(pictures(images))
+    row.seconds = {stage: watch.seconds[stage] / watch.pictures[stage] for stage in STAGES if stage in watch.seconds}
+    row.right = {key: tally(found[: len(captions)], captions) for key, found in made.items()}
+    return row
+
+
+@dataclass(slots=True)
+class Watch:
+    """Seconds of each stage, and of how many pictures."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    pictures: dict[str, int] = field(default_factory=dict)
+
+    def __call__(self, stage: str, num: int, call: Callable[[], T]) -> T:
+        settle()
+        start = time.perf_counter()
+        result = call()
+        settle()
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
+        self.pictures[stage] = self.pictures.get(stage, 0) + num
+        return result
+
+
+def chunks(painter: Painter, real: Side, options: Dalle2SampleConfig) -> Iterator[Chunk]:
+    """All of one size, the last one padded."""
+    images, size = painter.real(real.pictures), options.chunk
+    for first in range(0, len(real), size):
+        rows = [row if row < len(real) else first for row in range(first, first + size)]
+        seeds = torch.tensor(rows, device=painter.device)
+        yield Chunk([real.captions[row] for row in rows], seeds, options, pictures=images[seeds])
+
+
+def through(painter: Painter, chunk: Chunk, route: str, watch: Watch) -> dict[str, Tensor]:
+    """Pictures of the decoder, and of the last upsampler where there is one."""
+    num, options = len(chunk.captions), chunk.options
+    if route == "prior":
+        embeddings = watch("prior", num, lambda: painter.imagine(chunk, options.prior))
+    else:
+        embeddings = painter.embeddings(chunk, options)
+    small = watch("base", num, lambda: painter.decode(chunk, embeddings, options))
+    if not painter.path("prior"):
+        return {"base": small}
+    larger = replace(chunk, pictures=small, options=options.model_copy(update={"start": "superres"}))
+    return {"base": small, "superres": watch("superres", num, lambda: painter.pixels(larger))}
+
+
+def verdict(rows: Sequence[Row]) -> str:
+    """The fastest of those that are as often right as the best, as far as so many pictures can tell (95 %)."""
+    best = max(rows, key=lambda row: (share(row.end), -row.whole))
+    least = wilson(best.end.right.get("joint", 0), best.end.num)[0]
+    fastest = min((row for row in rows if share(row.end) >= least), key=lambda row: row.whole)
+    told = [f"{row.sampler} {row.steps}, {share(row.end):.1%} in {row.whole:.5f} s a picture" for row in (best, fastest)]
+    return f"best: {told[0]}; fastest within its interval (from {least:.1%}): {told[1]}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""The script that asks how fast and how often right a cascade draws: on a tiny run, against drawing as the session does."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from tessera.config import UserError
+from tessera.evals.material import load_material
+from tessera.evals.oracle import Tally, tally
+from tessera.recipes.dalle2.drawing import Painter
+from tessera.sampling.session import Session, load
+from tests.recipes.test_dalle2_drawing import run, workshop
+
+__all__ = ["run", "workshop"]
+
+BENCH = Path(__file__).parents[2] / "bench"
+
+
+@pytest.fixture
+def cascade(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCH))
+    return importlib.import_module("cascade")
+
+
+@pytest.fixture(scope="module")
+def session(run: Path) -> Session:
+    return load(run, device="cpu")
+
+
+def test_a_line_for_every_sampler_and_number_of_steps(
+    cascade: ModuleType, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["cascade.py", str(run), "--n", "3", "--samplers", "heun", "dpm", "--steps", "1", "2"])
+    cascade.main()
+    first, names, *rows, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("3 held-out captions in chunks of 3; real pictures ")
+    assert "at 16 px" in first
+    assert "at 32 px" in first
+    assert names.split()[-1] == "prior"
+    assert [tuple(row.split()[:2]) for row in rows] == [("heun", "1"), ("heun", "2"), ("dpm", "1"), ("dpm", "2")]
+    for row in rows:
+        prior, base, superres, whole = map(float, row.split()[2:6])
+        assert whole == pytest.approx(prior + base + superres, abs=3e-5)
+        assert base > 0
+        assert len(row.split()) == 10
+    assert last.startswith("best: ")
+
+
+def test_what_is_judged_is_what_the_session_draws(cascade: ModuleType, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    painter, real = cascade.painter_of(session), cascade.held_out(session, 3)
+    options, judged = session.config.sample.model_copy(update={"chunk": 2}), []  # so the last chunk is padded
+    monkeypatch.setattr(cascade, "tally", lambda made, captions: judged.append(np.stack(made)) or tally(made, captions))
+    cascade.drawn(painter, real, options, cascade.Row("dpm", 3))
+    by_column = dict(zip(cascade.columns_of(painter), judged, strict=True))
+    captions = [caption or "" for caption in real.captions]
+    wanted = [np.asarray(session.sample(caption, seed=row, options={"chunk": 2})[0]) for row, caption in enumerate(captions)]
+    np.testing.assert_array_equal(by_column["prior", "superres"], np.stack(wanted))
+    redrawn = painter.redrawn(real.pictures[:2], captions[:2], options)
+    np.testing.assert_array_equal(by_column["real", "superres"][:2], redrawn)
+    assert by_column["prior", "base"].shape == (3, 16, 16, 3)
+
+
+def test_only_the_stages_named_are_varied(cascade: ModuleType, session: Session) -> None:
+    options = session.config.sample
+    changed = cascade.varied(options, "ddim", 5, ["base"])
+    assert (changed.sampler, changed.steps, changed.eta) == ("ddim", 5, 1.0)
+    assert (changed.prior, changed.superres) == (options.prior, options.superres)
+    changed = cascade.varied(options, "heun", 5, ["prior", "superres"])
+    assert (changed.sampler, changed.steps) == (options.sampler, options.steps)
+    assert (changed.prior.sampler, changed.prior.steps, changed.superres.steps, changed.superres.eta) == ("heun", 5, 5, 0.0)
+    assert changed.prior.candidates == options.prior.candidates
+
+
+def test_the_fastest_that_is_as_good_as_the_best(cascade: ModuleType) -> None:
+    def row(steps: int, seconds: float, right: int) -> object:
+        counts = Tally({"joint": right}, {"joint": 100})
+        return cascade.Row("dpm", steps, {"base": seconds}, {("real", "base"): Tally({}, {}), ("prior", "base"): counts})
+
+    found = cascade.verdict([row(4, 0.1, 80), row(8, 0.2, 94), row(16, 0.4, 96), row(32, 0.8, 95)])
+    assert found.startswith("best: dpm 16, 96.0% in 0.40000 s a picture; fastest within its interval (from 90.2%): dpm 8, 94.0%")
+
+
+def test_data_without_an_oracle(cascade: ModuleType, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    material = replace(load_material(session.config.data, most_train=1, most_held_out=3, seed=0), oracle=None)
+    monkeypatch.setattr(cascade, "load_material", lambda *_, **__: material)
+    with pytest.raises(UserError, match="has no oracle"):
+        cascade.held_out(session, 3)
+
+
+def test_a_run_without_a_decoder(cascade: ModuleType, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    painter = session.draw
+    assert isinstance(painter, Painter)
+    monkeypatch.setattr(painter, "stages", {"superres": painter.stages["superres"]})
+    with pytest.raises(UserError, match="no trained decoder"):
+        cascade.painter_of(session)
