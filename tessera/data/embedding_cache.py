@@ -4,7 +4,7 @@
       00000.npy ...                samples x channels, float32; zeros where a picture could not be read
       00000.json ...               the keys of the rows
       00000.faults.json ...        what could not be read: key -> reason
-      manifest.json                written last: a cache without one is not finished, and is gone on with; so is one that lost files
+      manifest.json                written last: a cache without one, or without some files, is gone on with
 
 In: a feed and an `encode` function; this room knows no encoder. Out: the folder, which `FileEmbeddings.listed` reads, as it reads
 the user's own. Ranks share the work by shards, as those of the token cache; neither they nor interruptions change a byte.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence, Sized
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from torch import nn
 
 from tessera.batches import PairBatch
 from tessera.config import Layer, UserError, build, layer_of
-from tessera.contracts import Context, Loader, Loss, LossFunction, Nets, Stage, Train
+from tessera.contracts import Context, Loss, LossFunction, Nets, Stage, Train
 from tessera.data.loader import Feed
 from tessera.data.pairs import PairLoader
 from tessera.data.sources import Source
@@ -113,9 +113,8 @@ def pair_step(config: Dalle2Config) -> Train:
 def prior_step(config: Dalle2Config) -> Train:
     """Captions to embeddings."""
 
-    def feed(nets: Nets, feed: Feed) -> Loader:
-        read_text, embeddings = training_text(config.text, feed), training_embeddings(config, nets, feed)
-        return Beside(PairLoader(feed, read_text, embeddings, pictures=False), PairLoader(feed, read_text, embeddings))
+    def feed(nets: Nets, feed: Feed) -> PairLoader:
+        return PairLoader(feed, training_text(config.text, feed), training_embeddings(config, nets, feed), pictures=False)
 
     def build_prior() -> Stage:
         stage = build_diffusion(
@@ -140,31 +139,6 @@ def prior_step(config: Dalle2Config) -> Train:
 def needs_pair(config: Dalle2Config) -> dict[str, str]:
     """What makes embeddings, where that is trained."""
     return {"embedder": "pair"} if config.has_pair else {}
-
-
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """Embeddings alone to learn from, and for previews the pictures beside them."""
-
-    learned: PairLoader
-    shown: PairLoader
-
-    @property
-    def train(self) -> Sized:
-        return self.learned.train
-
-    @property
-    def held_out(self) -> Sized:
-        return self.learned.held_out
-
-    def batches(self, first_step: int) -> Generator[Sequence[Any], None, None]:
-        return self.learned.batches(first_step)
-
-    def validation(self) -> Sequence[Any]:
-        return self.learned.validation()
-
-    def preview(self) -> Any:
-        return self.shown.preview()
 
 
 def measure_prior(config: Dalle2Config, measure: LossFunction, nets: Nets, batch: PairBatch, context: Context) -> Loss:
