@@ -176,7 +176,7 @@ def resume(
     old = build(recipe.config_type, [saved])
     config = with_absolute_path(build(recipe.config_type, [saved, parse_sets(sets)]))
     changes = difference(old, config)
-    if any("needs." in key for key, *_ in changes):
+    if any("needs." in key or key == "embeddings.path" for key, *_ in changes):
         config = recipe.adopt(config, config_of)
     refuse_changes(changes)
     if data is None and config.data.path is not None and not Path(config.data.path).exists():
@@ -201,9 +201,7 @@ def prepare(run: Path | str, stage: str | None = None) -> dict[str, list[Path]]:
     folder = Path(run)
     recipe, saved = read_run(folder)
     config = build(recipe.config_type, [saved])
-    trains = [train for train in pick(recipe.steps(config), stage) if train.needs]
-    if not trains:
-        raise UserError(f"stage {stage} of recipe {recipe.name} reads no caches; it learns from the files themselves")
+    trains = [train for train in pick(recipe.steps(config), stage) if train.origin is None]
     used: dict[str, list[Path]] = {train.name: [] for train in trains}
     with session(config) as (world, stop), world.together(lambda: lock(folder) if world.main else nullcontext()):
         source, journal = open_source(config), Journal(folder / "log.txt", speaks=world.main)
@@ -215,12 +213,21 @@ def prepare(run: Path | str, stage: str | None = None) -> dict[str, list[Path]]:
             feed = make_feed(config, train, source, world, folder / "cache", hashes, journal)
             check = partial(leave_on_signal, world, stop, None)
             make_loader(train, given, replace(feed, uses=used[train.name].append, check=check))
+    if not any(used.values()):
+        which = f"stage {stage} of recipe {recipe.name} reads" if stage else f"the stages of {folder} read"
+        raise UserError(f"{which} no caches, but the files themselves; there is nothing to prepare")
     return used
 
 
 def refuse_changes(changes: Sequence[tuple[str, object, object]]) -> None:
-    """The order of samples is a function of these: changing one would repeat some samples and never show others."""
+    """The order of samples is a function of these: changing one would repeat some samples and never show others. Embeddings of
+    another kind are other numbers than those that nets have learned from."""
     for key, before, after in changes:
+        if key.startswith("embeddings.") and key != "embeddings.path":
+            raise UserError(
+                f"--set {key}={after}: this run was made with {before}, and learns from those embeddings; start a new run to "
+                f"change them (embeddings.path may change, where the same ones have moved)"
+            )
         if key == "seed" or key.endswith(".batch_size") or key.startswith("recipe"):
             raise UserError(
                 f"--set {key}={after}: this run was made with {before}, and its order of samples depends on it; "

@@ -15,7 +15,7 @@ import pytest
 import tessera
 from tessera.config import UserError
 from tessera.engine import loop
-from tests.cascade import KEYS, PER_SHARD, WIDTH, arguments, saved, vector, write_rows, write_tars
+from tests.cascade import KEYS, PER_SHARD, WIDTH, arguments, coloured, saved, vector, write_rows, write_tars
 from tests.processes import differences
 
 Command = Callable[..., int]
@@ -174,3 +174,39 @@ def test_what_is_wrong_is_named_counted_and_left_out(
     assert told in last
     assert "more than data.corrupt_budget=0.01 allows" in last
     assert not list((tmp_path / "strict").rglob("step-*")), "nothing was trained"
+
+
+# --- users who change their mind
+
+
+def test_a_run_keeps_its_embeddings(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of another kind are refused, whatever their width; a folder that has moved is found where the user says."""
+    data, embeddings = whole("shards", tmp_path)
+    run = tmp_path / "run"
+    assert command(*arguments(data, run, {"embeddings": embeddings, "superres": "null"})) == 0
+    for change in ("embeddings={kind: pair}", "embeddings.rows=place"):
+        assert command("resume", run, "--set", "prior.steps=5", change) == 2
+        assert "and learns from those embeddings; start a new run to change them" in capsys.readouterr().err
+    rows = (tmp_path / "rows").rename(tmp_path / "moved")
+    assert command("resume", run, "--set", "prior.steps=5") == 2
+    assert "rows is no folder; expected one with" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    assert command("resume", run, "--set", "prior.steps=5", "embeddings.path=moved") == 0
+    assert f"path: {rows}\n" in (run / "config.yaml").read_text(), "so that it is found from anywhere"
+    assert command("data", "prepare", run) == 2
+    assert f"the stages of {run} read no caches, but the files themselves" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("caption", "told"), [("a cat", "all captions are 'a cat'"), (None, "there is no caption")])
+def test_a_pair_needs_captions_that_differ(
+    caption: str | None, told: str, command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(8):
+        (tmp_path / "data").mkdir(exist_ok=True)
+        (tmp_path / "data" / f"{number}.png").write_bytes(coloured(KEYS[number]))
+        if caption is not None:
+            (tmp_path / "data" / f"{number}.txt").write_text(caption)
+    assert command(*arguments(tmp_path / "data", tmp_path / "run", {"data.uncaptioned_budget": 1})) == 2
+    assert f"{told}, and the pair learns to tell captions apart" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from tessera.config import Layer, UserError, build, layer_of
 from tessera.contracts import Context, Loss, LossFunction, Nets, Stage, Train
 from tessera.data.loader import Feed
 from tessera.data.pairs import PairLoader
-from tessera.data.sources import Source
+from tessera.data.sources import Source, captions_of
 from tessera.generators.diffusion.condition import Condition
 from tessera.generators.diffusion.denoisers import CHECKPOINTED, COMPILED, RECORDED, SHARDED
 from tessera.generators.diffusion.losses import Read
@@ -76,6 +76,9 @@ def settle(config: Dalle2Config, source: Source) -> Dalle2Config:
     """What only the data knows of how captions are read, and of how wide embeddings are."""
     text = settle_captions(config.text, source, config.data.validation_fraction)
     width = width_elsewhere(config, source)
+    if config.embedding_width not in (None, width):
+        there = "and a pair has pair.model.width" if width is None else f"and those of the data have {width}"
+        raise UserError(f"embedding_width={config.embedding_width}, {there}; leave it out, or bring the embeddings meant")
     same = text == config.text and width == config.embedding_width
     return config if same else config.model_copy(update={"text": text, "embedding_width": width})
 
@@ -94,6 +97,10 @@ def pair_step(config: Dalle2Config) -> Train:
     def make() -> Embedder:
         return build_embedder(config.pair.model, config.text, config.data.channels)
 
+    def feed(nets: Nets, feed: Feed) -> PairLoader:
+        refuse_alike(feed.source)
+        return PairLoader(feed, training_text(config.text, feed))
+
     kind = config.embeddings
     return Train(
         name="pair",
@@ -101,9 +108,22 @@ def pair_step(config: Dalle2Config) -> Train:
         steps=config.pair.steps,
         build=lambda: replace(build_pair(config.pair, make()), preview=preview_pair),
         serves=lambda: {"embedder": make()},
-        feed=lambda nets, feed: PairLoader(feed, training_text(config.text, feed)),
+        feed=feed,
         captioned=learns_from_captions(config),
         origin=kind.path if isinstance(kind, TrainedPairConfig) else None,
+    )
+
+
+def refuse_alike(source: Source) -> None:
+    """A pair has nothing to learn where no two captions differ."""
+    found = set[str]()
+    for index in range(len(source)):
+        found.update(captions_of(source, index))
+        if len(found) > 1:
+            return
+    told = f"all captions are {found.pop()!r}" if found else "there is no caption"
+    raise UserError(
+        f"{told}, and the pair learns to tell captions apart; bring captions that differ, or embeddings of yours: embeddings.kind"
     )
 
 
