@@ -108,7 +108,7 @@ class Painter:
     def embeddings(self, chunk: Chunk, options: Dalle2SampleConfig) -> Tensor:
         """b e: of the picture that is to be varied, or drawn of the prompt."""
         if chunk.pictures is not None and chunk.redraw is None:
-            return self.sphere.pictures(at_size(chunk.pictures, self.config.data.resolution))
+            return self.sphere.pictures(chunk.pictures)
         return self.imagine(chunk, options.prior)
 
     def imagine(self, chunk: Chunk, options: PriorSampleConfig) -> Tensor:
@@ -197,7 +197,7 @@ class Painter:
         """The decoder's, with real embeddings; nothing where pictures cannot be embedded."""
         if not self.sphere.known or "base" not in self.stages:
             return {}
-        base, images = self.config.base, at_size(self.real(pixels), self.config.data.resolution)
+        base, images = self.config.base, self.real(pixels)
         losses = DiffusionLosses(base.loss, build_process(base.process), partial(read_base, self.config), recalls(base))
         sums = torch.zeros(2, dtype=torch.float64)
         for first in range(0, len(images), LOSS_CHUNK):
@@ -211,8 +211,8 @@ class Painter:
         """Real pictures, the first being number `first`, as a loss takes them."""
         everything = torch.ones(len(images), dtype=torch.bool, device=self.device)
         return PairBatch(
-            images, self.sphere.pictures(images), self.prompts.read(captions), everything, self.numbers(first, len(images)),
-            ("",) * len(images), captions,
+            at_size(images, self.config.data.resolution), self.sphere.pictures(images), self.prompts.read(captions), everything,
+            self.numbers(first, len(images)), ("",) * len(images), captions,
         )  # fmt: skip
 
     def real(self, pixels: npt.NDArray[np.uint8]) -> Tensor:
