@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cascade import STEPS, arguments
+from tests.cascade import STEPS, arguments, saved, vector, write_tars
 from tests.processes import check, made_once, read_metrics, run
 
 RECORD = Path(__file__).parent / "record.py"
@@ -18,11 +18,13 @@ STAGES = ["pair", "prior", "base", "superres"]
 slow = pytest.mark.slow
 
 
-def trained(workshop: Path, shapes: Path, ranks: int, changes: dict[str, str | int] | None = None) -> Path:
+def trained(workshop: Path, data: Path, ranks: int, changes: dict[str, str | int] | None = None) -> Path:
     """All stages on so many ranks; what each rank saw lies beside it."""
-    path = workshop / f"cascade {ranks} {' '.join(map(str, (changes or {}).values()))}".strip()
-    records = path.with_name(f"{path.name} records")
-    made_once(path, lambda: check(run([str(records), *arguments(shapes, path, changes)], workshop, ranks=ranks, script=RECORD)))
+    path = workshop / f"cascade of {data.name} {ranks} {' '.join(map(str, (changes or {}).values()))}".strip()
+    made_once(
+        path,
+        lambda: check(run([str(records_of(path)), *arguments(data, path, changes)], workshop, ranks=ranks, script=RECORD)),
+    )
     return path
 
 
@@ -66,17 +68,28 @@ def test_ranks_change_nothing(stage: str, ranks: int, changes: dict[str, str | i
     np.testing.assert_allclose(embeddings_of(several), embeddings_of(alone), rtol=0, atol=1e-5)
 
 
+def tars_of(workshop: Path) -> Path:
+    """Three, with embeddings in them."""
+    path = workshop / "tars with embeddings"
+    return made_once(path, lambda: write_tars(path, lambda key: saved(vector(key))))
+
+
 @slow
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_resumed_on_another_number_of_ranks(ranks: int, workshop: Path, shapes: Path, tmp_path: Path) -> None:
-    """Two ranks stopped in the middle of every stage, the first of which others have read by then."""
-    alone = trained(workshop, shapes, 1)
-    run_folder = Path(shutil.copytree(trained(workshop, shapes, 2), tmp_path / "run"))
+@pytest.mark.parametrize("kind", ["pair", "tars"])
+def test_resumed_on_another_number_of_ranks(kind: str, ranks: int, workshop: Path, shapes: Path, tmp_path: Path) -> None:
+    """Two ranks with two workers each stopped in the middle of every stage but the pair, which others have read by then."""
+    data = tars_of(workshop) if kind == "tars" else shapes
+    changes: dict[str, str | int] = {"embeddings": f"{{kind: {kind}}}", "data.workers": 2}
+    alone = trained(workshop, data, 1, changes)
+    run_folder = Path(shutil.copytree(trained(workshop, data, 2, changes), tmp_path / "run"))
     for stage in STAGES[1:]:
         shutil.rmtree(run_folder / stage / "checkpoints" / f"step-{STEPS:06d}")
     check(run([str(tmp_path / "records"), "resume", str(run_folder)], tmp_path, ranks=ranks, script=RECORD))
-    for stage in STAGES:
-        assert_same(run_folder, alone, stage)
     for stage in STAGES[1:]:
-        after = {step: keys for step, keys in seen(records_of(alone), stage).items() if int(step) > STEPS // 2}
-        assert seen(tmp_path / "records", stage) == after
+        assert_same(run_folder, alone, stage)
+        whole = seen(records_of(alone), stage)
+        assert seen(tmp_path / "records", stage) == {step: keys for step, keys in whole.items() if int(step) > STEPS // 2}
+        stream = [key for step in sorted(whole, key=int) for key in whole[step]]
+        epoch = stream[: len(set(stream))]
+        assert len(set(epoch)) == len(epoch), "every sample once, before any comes again"

@@ -75,8 +75,7 @@ class Sphere:
         return load_clip(self.config.embeddings.path, self.prompts.device)
 
     def pictures(self, images: Tensor) -> Tensor:
-        """b c h w in [-1, 1], as large as they are at hand -> b e. The pair sees them at the decoder's size, CLIP at its own, as in
-        training."""
+        """b c h w in [-1, 1], as large as they are at hand -> b e. The pair sees them at the decoder's size, CLIP at its own."""
         if not self.known:
             raise UserError(
                 f"a picture cannot be embedded: the embeddings of this model came from files (embeddings.kind="
