@@ -323,6 +323,13 @@ def train_stage(folder: Path, config: Any, train: Train, source: Source, world: 
             journal.say(f"{train.name}: turn {turn.name} starts at step {turn.start}, so in {train.steps} steps it never trains")
     feed = make_feed(config, train, source, world, folder / "cache", stage.needs, journal)
     loader = make_loader(train, given, replace(feed, check=partial(leave_on_signal, world, stop, state.step)))
+    facts["num_used"] = len(loader.train)
+    before = next((read_json(home / "checkpoints" / name / "manifest.json").get("num_used") for name in resumed), None)
+    if before not in (None, len(loader.train)):  # samples without an embedding, or whose file a cache could not read
+        journal.say(
+            f"{train.name}: {before:,} samples could be used when this run was saved, {len(loader.train):,} can be now: "
+            f"from here on their order differs"
+        )
     job = Job(
         train.name, stage, loader, train.steps, train.batch_size, home, config.engine, facts, resumed,
         num_samples=len(loader.train), corrupt_budget=config.data.corrupt_budget,

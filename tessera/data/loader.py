@@ -59,6 +59,7 @@ class Feed:
     wait: Callable[[], None] = lambda: None  # until every rank is here
     check: Callable[[], None] = lambda: None  # raises where a signal asked to stop
     uses: Callable[[Path], None] = lambda folder: None  # told of each cache that the stage reads
+    whole: Source | None = None  # all of the data, where `source` is a part
 
 
 class Readable(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,43 @@ def test_a_run_keeps_its_embeddings(
     assert f"the stages of {run} read no caches, but the files themselves" in capsys.readouterr().err
 
 
+def test_an_embedding_that_is_lost_later_is_told(command: Command, tmp_path: Path, keys: set[str]) -> None:
+    data, embeddings = whole("tars", tmp_path)
+    run = tmp_path / "run"
+    changes: dict[str, str | int] = {"embeddings": embeddings, "superres": "null", "data.corrupt_budget": "0.1"}
+    assert command(*arguments(data, run, changes)) == 0
+    lost = sorted(keys)[0]
+    write_tars(data, lambda key: None if key == lost else saved(vector(key)))
+    keys.clear()
+    assert command("resume", run, "--set", "base.steps=12") == 0
+    assert lost not in keys
+    log = (run / "log.txt").read_text()
+    assert re.search(r"base: (\d+) samples could be used when this run was saved, \d+ can be now: from here on their order", log)
+    write_tars(data)
+    assert command("resume", run, "--stage", "base", "--set", "base.steps=13") == 2
+    net = "{widths: [8, 8], blocks: [1, 1], attention: [false, false], cross: [false, false], head_width: 8}"
+    superres = f"superres={{resolution: 32, batch_size: 4, steps: 1, model: {net}}}"
+    assert command("resume", run, "--set", superres, "--stage", "superres") == 0, "it needs none"
+
+
+@pytest.mark.parametrize("kind", ["tars", "shards"])
+def test_a_rehearsal_finds_the_embeddings_of_its_few_samples(
+    kind: str, command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, embeddings = one_array(None)(tmp_path) if kind == "tars" else whole(kind, tmp_path)
+    assert command(*arguments(data, tmp_path / "run", {"embeddings": embeddings}), "--dry-run") == 0
+    assert "stage base: parameters" in capsys.readouterr().out
+
+
+def test_nothing_but_samples_without(command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tars(tmp_path / "tars", lambda key: saved(vector(key)))
+    np.save(tmp_path / "e.npy", np.ones((1, WIDTH), np.float32))
+    (tmp_path / "e.txt").write_text("somebody else\n")
+    changes: dict[str, str | int] = {"embeddings": f"{{kind: list, path: {tmp_path / 'e.npy'}}}", "data.corrupt_budget": 1}
+    assert command(*arguments(tmp_path / "tars", tmp_path / "run", changes)) == 2
+    assert "30 of 30 samples have no embedding. not among the keys listed" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("caption", "told"), [("a cat", "all captions are 'a cat'"), (None, "there is no caption")])
 def test_a_pair_needs_captions_that_differ(
     caption: str | None, told: str, command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -210,3 +248,9 @@ def test_a_pair_needs_captions_that_differ(
             (tmp_path / "data" / f"{number}.txt").write_text(caption)
     assert command(*arguments(tmp_path / "data", tmp_path / "run", {"data.uncaptioned_budget": 1})) == 2
     assert f"{told}, and the pair learns to tell captions apart" in capsys.readouterr().err
+
+
+def test_a_pair_needs_micro_batches_of_two(command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = write_tars(tmp_path / "tars")
+    assert command(*arguments(data, tmp_path / "run", {"engine.micro_batch_size": 1})) == 2
+    assert "the pair tells samples of a micro-batch apart; use 2 or more while it trains" in capsys.readouterr().err

@@ -47,7 +47,6 @@ def step(config: Dalle2Config, name: str) -> Train:
         (["superres.crop=16", "superres.model={kind: dit}"], "a dit draws the size alone that it learned from"),
         (["prior.process={kind: ddpm, learned_variance: true}"], "learned_variance is for pictures"),
         (["sample.guidance_levels=[3, -3]"], "the lower one comes first"),
-        (["engine.micro_batch_size=1"], "the pair tells samples of a micro-batch apart; use 2 or more"),
     ],
 )
 def test_what_cannot_be_is_refused(sets: list[str], told: str) -> None:

@@ -177,9 +177,6 @@ class Dalle2Config(Config):
     def _embeddings_fit(self) -> Dalle2Config:
         if isinstance(self.embeddings, TrainedPairConfig) and isinstance(self.text, NoTextConfig):
             raise ValueError("embeddings.kind=pair learns from captions, and text.kind=none has none; choose another of either")
-        trained = isinstance(self.embeddings, TrainedPairConfig) and self.embeddings.path is None
-        if trained and self.engine.micro_batch_size == 1:
-            raise ValueError("engine.micro_batch_size=1: the pair tells samples of a micro-batch apart; use 2 or more")
         if isinstance(self.prior.process, DdpmConfig) and self.prior.process.learned_variance:
             raise ValueError("prior.process.learned_variance is for pictures; an embedding has none: set it to false")
         return self

@@ -37,7 +37,7 @@ def training_embeddings(config: Dalle2Config, nets: Nets, feed: Feed) -> Embeddi
         clip = load_clip(kind.path, feed.device)
         return FileEmbeddings.listed(write_embeddings(feed, clip.pictures, clip.fingerprint, clip.resolution))
     assert not isinstance(kind, TrainedPairConfig)
-    return open_embeddings(kind, feed.source)
+    return open_embeddings(kind, feed.whole or feed.source)
 
 
 def width_elsewhere(config: Dalle2Config, source: Source) -> int | None:

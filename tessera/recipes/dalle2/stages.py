@@ -75,7 +75,12 @@ def adopt(config: Dalle2Config, read: Callable[..., Any]) -> Dalle2Config:
 def settle(config: Dalle2Config, source: Source) -> Dalle2Config:
     """What only the data knows of how captions are read, and of how wide embeddings are."""
     text = settle_captions(config.text, source, config.data.validation_fraction)
-    width = width_elsewhere(config, source)
+    try:
+        width = width_elsewhere(config, source)
+    except UserError:
+        if config.embedding_width is None:
+            raise
+        width = config.embedding_width  # of a run that goes on, perhaps with a stage that needs none; others will say so
     if config.embedding_width not in (None, width):
         there = "and a pair has pair.model.width" if width is None else f"and those of the data have {width}"
         raise UserError(f"embedding_width={config.embedding_width}, {there}; leave it out, or bring the embeddings meant")
@@ -98,7 +103,12 @@ def pair_step(config: Dalle2Config) -> Train:
         return build_embedder(config.pair.model, config.text, config.data.channels)
 
     def feed(nets: Nets, feed: Feed) -> PairLoader:
-        refuse_alike(feed.source)
+        if feed.cut.micro_batch_size == 1:
+            raise UserError(
+                "engine.micro_batch_size=1: the pair tells samples of a micro-batch apart; use 2 or more while it trains "
+                "(--stage pair), and 1 when you resume"
+            )
+        refuse_alike(feed.whole or feed.source)
         return PairLoader(feed, training_text(config.text, feed))
 
     kind = config.embeddings
