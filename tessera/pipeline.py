@@ -216,7 +216,7 @@ def prepare(run: Path | str, stage: str | None = None) -> dict[str, list[Path]]:
     if not any(used.values()):
         which = f"stage {stage} of recipe {recipe.name} reads" if stage else f"the stages of {folder} read"
         raise UserError(f"{which} no caches, but the files themselves; there is nothing to prepare")
-    return used
+    return {name: folders for name, folders in used.items() if folders}
 
 
 def refuse_changes(changes: Sequence[tuple[str, object, object]]) -> None:
