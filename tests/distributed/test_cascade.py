@@ -65,6 +65,8 @@ def test_ranks_change_nothing(stage: str, ranks: int, changes: dict[str, str | i
     alone, several = trained(workshop, shapes, 1), trained(workshop, shapes, ranks, changes)
     assert_same(several, alone, stage)
     assert seen(records_of(several), stage) == seen(records_of(alone), stage)
+    threads = [name for file in records_of(several).iterdir() for name in json.loads(file.read_text())["threads"]]
+    assert changes or not [name for name in threads if "gloo" in name], "nothing of the process group outlives it"
     np.testing.assert_allclose(embeddings_of(several), embeddings_of(alone), rtol=0, atol=1e-5)
 
 

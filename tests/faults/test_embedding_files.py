@@ -214,7 +214,7 @@ def test_an_embedding_that_is_lost_later_is_told(command: Command, tmp_path: Pat
     assert re.search(r"base: (\d+) samples could be used when this run was saved, \d+ can be now: from here on their order", log)
     write_tars(data)
     assert command("resume", run, "--stage", "base", "--set", "base.steps=13") == 2
-    net = "{widths: [8, 8], blocks: [1, 1], attention: [false, false], cross: [false, false], head_width: 8}"
+    net = "{kind: unet, widths: [8, 8], blocks: [1, 1], attention: [false, false], cross: [false, false], head_width: 8}"
     superres = f"superres={{resolution: 32, batch_size: 4, steps: 1, model: {net}}}"
     assert command("resume", run, "--set", superres, "--stage", "superres") == 0, "it needs none"
 
