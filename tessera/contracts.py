@@ -33,6 +33,10 @@ class Loss:
     hand: Any = None  # detached outputs for later turns of this micro-batch
 
 
+def _alone(rows: Tensor) -> Tensor:
+    return rows
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """Where in training a loss is called. Everything random in a loss is a function of what is in here."""
@@ -41,6 +45,7 @@ class Context:
     seed: int
     positions: Tensor  # b int64 on the batch's device: place of each sample in the endless stream
     handed: Mapping[str, Any] = field(default_factory=dict)  # turn name -> what that turn handed on
+    gather: Callable[[Tensor], Tensor] = _alone  # rows of this micro-batch -> those of all ranks, in rank order, with gradients
 
 
 LossFunction = Callable[[Nets, Any, Context], Loss]

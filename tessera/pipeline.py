@@ -204,9 +204,7 @@ def prepare(run: Path | str, stage: str | None = None) -> dict[str, list[Path]]:
     folder = Path(run)
     recipe, saved = read_run(folder)
     config = build(recipe.config_type, [saved])
-    trains = [train for train in pick(recipe.steps(config), stage) if train.needs and train.origin is None]
-    if not trains:
-        raise UserError(f"stage {stage} of recipe {recipe.name} reads no caches; it learns from the files themselves")
+    trains = [train for train in pick(recipe.steps(config), stage) if train.origin is None]
     used: dict[str, list[Path]] = {train.name: [] for train in trains}
     with session(config) as (world, stop), world.together(lambda: lock(folder) if world.main else nullcontext()):
         source, journal = open_source(config), Journal(folder / "log.txt", speaks=world.main)
@@ -217,12 +215,21 @@ def prepare(run: Path | str, stage: str | None = None) -> dict[str, list[Path]]:
             feed = make_feed(config, train, source, world, folder / "cache", trained_on(given), journal)
             check = partial(leave_on_signal, world, stop, None)
             make_loader(train, given, replace(feed, uses=used[train.name].append, check=check))
-    return used
+    if not any(used.values()):
+        which = f"stage {stage} of recipe {recipe.name} reads" if stage else f"the stages of {folder} read"
+        raise UserError(f"{which} no caches, but the files themselves; there is nothing to prepare")
+    return {name: folders for name, folders in used.items() if folders}
 
 
 def refuse_changes(changes: Sequence[tuple[str, object, object]]) -> None:
-    """The order of samples is a function of these: changing one would repeat some samples and never show others."""
+    """The order of samples is a function of these: changing one would repeat some samples and never show others. Embeddings of
+    another kind are other numbers than those that nets have learned from."""
     for key, before, after in changes:
+        if key.startswith("embeddings.") and key != "embeddings.path":
+            raise UserError(
+                f"--set {key}={after}: this run was made with {before}, and learns from those embeddings; start a new run to "
+                f"change them (embeddings.path may change, where the same ones have moved)"
+            )
         if key == "seed" or key.endswith(".batch_size") or key.startswith("recipe"):
             raise UserError(
                 f"--set {key}={after}: this run was made with {before}, and its order of samples depends on it; "
@@ -332,6 +339,13 @@ def train_stage(folder: Path, config: Any, train: Train, source: Source, world: 
             journal.say(f"{train.name}: turn {turn.name} starts at step {turn.start}, so in {train.steps} steps it never trains")
     feed = make_feed(config, train, source, world, folder / "cache", stage.needs, journal)
     loader = make_loader(train, given, replace(feed, check=partial(leave_on_signal, world, stop, state.step)))
+    facts["num_used"] = len(loader.train)
+    before = next((read_json(home / "checkpoints" / name / "manifest.json").get("num_used") for name in resumed), None)
+    if before not in (None, len(loader.train)):  # samples without an embedding, or whose file a cache could not read
+        journal.say(
+            f"{train.name}: {before:,} samples could be used when this run was saved, {len(loader.train):,} can be now: "
+            f"from here on their order differs"
+        )
     job = Job(
         train.name, stage, loader, train.steps, train.batch_size, home, config.engine, facts, resumed,
         num_samples=len(loader.train), corrupt_budget=config.data.corrupt_budget,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +76,11 @@ def few_batches(config: Any, train: Train, source: Source, world: World, folder:
     fresh = {net: next(iter(others[name].serves().values())).to(world.device) for net, name in train.needs.items()}
     given = {net: Needed(train.needs[net], "untrained", module) for net, module in fresh.items()}
     stage, state = build_stage(config, train, given, world)
-    all_of_them = config.model_copy(update={"data": config.data.model_copy(update={"validation_fraction": 0.0})})
+    few_may_lack = {"validation_fraction": 0.0, "corrupt_budget": 1.0}  # a budget is a share of all
+    all_of_them = config.model_copy(update={"data": config.data.model_copy(update=few_may_lack)})
     few = Few(source, config.data.validation_fraction, train.batch_size)
     feed = make_feed(all_of_them, train, few, world, folder, stage.needs, Journal(folder / "log.txt", speaks=False))
-    return stage, state, make_loader(train, given, feed)
+    return stage, state, make_loader(train, given, replace(feed, whole=source))
 
 
 def _try(config: Any, train: Train, source: Source, world: World) -> Estimate:

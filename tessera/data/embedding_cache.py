@@ -4,7 +4,7 @@
       00000.npy ...                samples x channels, float32; zeros where a picture could not be read
       00000.json ...               the keys of the rows
       00000.faults.json ...        what could not be read: key -> reason
-      manifest.json                written last: a cache without one is not finished, and is gone on with
+      manifest.json                written last: a cache without one, or without some files, is gone on with
 
 In: a feed and an `encode` function; this room knows no encoder. Out: the folder, which `FileEmbeddings.listed` reads, as it reads
 the user's own. Ranks share the work by shards, as those of the token cache; neither they nor interruptions change a byte.
@@ -20,6 +20,8 @@ import numpy as np
 from torch import Tensor
 
 from tessera.config import UserError
+from tessera.data.embedding_files import Rows
+from tessera.data.embeddings import Absent
 from tessera.data.loader import Feed
 from tessera.data.prepare import TokenPlan, encode_shards, num_shards, picture_views, shard_samples, stamp
 from tessera.files import replace_json, sweep_halves, sync_folder, write_array
@@ -36,14 +38,14 @@ def write_embeddings(feed: Feed, encode: Callable[[Tensor], Tensor], fingerprint
     facts += [] if data.square else [data.at(resolution).size]
     folder = feed.caches / f"embeddings-{mix_text(json.dumps(facts)):016x}"
     feed.uses(folder)
-    if (folder / "manifest.json").is_file():
-        return folder
+    shards = [shard for shard in range(num_shards(len(feed.source))) if not is_whole(folder, shard, len(feed.source))]
+    finished = (folder / "manifest.json").is_file()
     feed.wait()  # or a rank would see what another has just written
+    if finished and not shards:
+        return folder
     if main:
         folder.mkdir(parents=True, exist_ok=True)
         sweep_halves(folder)
-    feed.wait()
-    shards = [shard for shard in range(num_shards(len(feed.source))) if not array_path(folder, shard).exists()]
     feed.wait()
     feed.say(f"cache: {len(feed.source):,} pictures to embeddings, in {folder}")
     plan = TokenPlan(fingerprint, 1, resolution, 1)
@@ -73,6 +75,16 @@ def finish(folder: Path, fingerprint: str, num_samples: int) -> dict[str, str]:
     replace_json(folder / "manifest.json", {"format": FORMAT, "fingerprint": fingerprint, "num_samples": num_samples})
     sync_folder(folder)
     return faults
+
+
+def is_whole(folder: Path, shard: int, num_samples: int) -> bool:
+    """Whether all of a shard is there, as long as it should be; reads its header."""
+    path = array_path(folder, shard)
+    try:
+        long_enough = Rows.open(path).num == len(shard_samples(shard, num_samples))
+    except Absent:
+        return False
+    return long_enough and path.with_suffix(".json").is_file() and path.with_suffix(".faults.json").is_file()
 
 
 def array_path(folder: Path, shard: int) -> Path:

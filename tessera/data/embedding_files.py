@@ -136,6 +136,8 @@ class FileEmbeddings(Embeddings):
     @classmethod
     def listed(cls, path: Path) -> FileEmbeddings:
         """Files with the list of their keys beside them."""
+        if not path.exists():
+            raise UserError(f"{path} does not exist; expected NAME.npy with its keys in NAME.txt or NAME.json, or their folder")
         arrays = sorted(path.glob("*.npy")) if path.is_dir() else [path]
         if not arrays:
             raise UserError(f"{path} holds no .npy file; expected NAME.npy with its keys in NAME.txt or NAME.json")

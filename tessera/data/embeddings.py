@@ -91,7 +91,9 @@ class Missing:
         return f"{len(self.reasons):,} of {self.num_samples:,} samples have no embedding. {'; '.join(parts)}"
 
     def refuse(self, budget: float) -> None:
-        """More than that share is the user's to look at."""
+        """More than that share is the user's to look at, and all of them in any case."""
+        if len(self.reasons) == self.num_samples:
+            raise UserError(f"{self.told()}. None is left to learn from: bring the embeddings of these samples")
         if len(self.reasons) > budget * self.num_samples:
             raise UserError(
                 f"{self.told()}. That is more than data.corrupt_budget={budget:g} allows: bring the missing embeddings, take "

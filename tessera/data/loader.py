@@ -59,6 +59,7 @@ class Feed:
     wait: Callable[[], None] = lambda: None  # until every rank is here
     check: Callable[[], None] = lambda: None  # raises where a signal asked to stop
     uses: Callable[[Path], None] = lambda folder: None  # told of each cache that the stage reads
+    whole: Source | None = None  # all of the data, where `source` is a part
 
 
 class Readable(Protocol):
@@ -151,7 +152,7 @@ class SampleLoader(Generic[I, B]):
         size = min(self.cut.micro_batch_size or share, share)
         num_batches = -(-len(picked) // (size * self.cut.world_size))
         slots = np.arange(num_batches * size * self.cut.world_size).reshape(num_batches, self.cut.world_size, size)
-        return [self._fixed_batch(picked, mine) for mine in slots[:, self.cut.rank]]
+        return [self._fixed_batch(self.samples, picked, mine) for mine in slots[:, self.cut.rank]]
 
     def arranged(self, picked: Indices) -> Indices:
         """The samples of a validation pass, in the order in which they are cut into batches."""
@@ -159,11 +160,15 @@ class SampleLoader(Generic[I, B]):
 
     def preview(self) -> B:
         """The first held-out samples, or training ones where nothing was held out."""
-        picked = self.held_out if len(self.held_out) else self.train
-        return self._fixed_batch(picked, np.arange(min(self.preview_samples, len(picked))))
+        return self.previewed(self.samples)
 
-    def _fixed_batch(self, picked: Indices, slots: Indices) -> B:
-        batch = self.collate([self.samples.item(int(picked[slot % len(picked)]), int(slot), None) for slot in slots])
+    def previewed(self, samples: Samples[I]) -> B:
+        """The same of samples that are read in another way."""
+        picked = self.held_out if len(self.held_out) else self.train
+        return self._fixed_batch(samples, picked, np.arange(min(self.preview_samples, len(picked))))
+
+    def _fixed_batch(self, samples: Samples[I], picked: Indices, slots: Indices) -> B:
+        batch = self.collate([samples.item(int(picked[slot % len(picked)]), int(slot), None) for slot in slots])
         return replace(batch, valid=batch.valid & torch.from_numpy(slots < len(picked)))
 
 

@@ -64,7 +64,7 @@ class PairSamples(Samples[PairItem]):
 
 class PairLoader(SampleLoader[PairItem, PairBatch]):
     """Batches of what a stage asks for: pictures, at a resolution of its own or that of the data, and embeddings. Samples that
-    lack theirs are told and left out, up to data.corrupt_budget."""
+    lack theirs are told and left out, up to data.corrupt_budget. Previews have pictures in any case."""
 
     def __init__(
         self, feed: Feed, read_text: ReadText, embeddings: Embeddings | None = None, *, pictures: bool = True,
@@ -83,6 +83,13 @@ class PairLoader(SampleLoader[PairItem, PairBatch]):
             samples, partial(collate_pairs, read_text=read_text), sides[1], config, feed.cut, device=feed.device,
             validation_samples=feed.validation_samples, preview_samples=feed.preview_samples,
         )  # fmt: skip
+
+    def preview(self) -> PairBatch:
+        """The same samples as every loader's."""
+        learned = self.samples
+        assert isinstance(learned, PairSamples)
+        shown = PairSamples(learned.source, learned.config, learned.indices, learned.seed, learned.embeddings, pictures=True)
+        return self.previewed(shown)
 
     @staticmethod
     def _embedded(feed: Feed, embeddings: Embeddings, sides: tuple[Indices, Indices]) -> tuple[Indices, Indices]:

@@ -51,6 +51,14 @@ class World:
         torch_dist.all_gather_object(items, item)
         return items  # type: ignore[return-value]  # every slot is filled by now
 
+    def rows(self, tensor: Tensor) -> Tensor:
+        """The rows of all ranks, in rank order; a gradient goes back to the rank that brought its row. Every rank must call it,
+        and go backward through it; it waits for the device, to learn how many rows the others bring."""
+        if self.size == 1:
+            return tensor
+        found: Tensor = _Rows.apply(tensor, self)
+        return found
+
     def together(self, work: Callable[[], T]) -> T:
         """Runs work on every rank and waits; if it fails on one, it fails on all, so that nobody is left waiting."""
         error: Exception | None = None
@@ -66,6 +74,27 @@ class World:
             kind, _, message = faults[0].partition(": ")
             raise UserError(message) if kind == "UserError" else RuntimeError(f"another rank failed: {faults[0]}")
         return result  # type: ignore[return-value]  # no error: work returned
+
+
+class _Rows(torch.autograd.Function):
+    """Rows of all ranks, which may bring unequal numbers of them."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, world: World) -> Tensor:
+        counts = torch.zeros(world.size, dtype=torch.int64, device=world.device)
+        counts[world.rank] = len(rows)
+        nums = world.sum_(counts).tolist()
+        padded = rows.new_zeros(max(nums), *rows.shape[1:])
+        padded[: len(rows)] = rows
+        parts = [torch.empty_like(padded) for _ in nums]
+        torch_dist.all_gather(parts, padded)
+        ctx.world, ctx.first, ctx.num = world, sum(nums[: world.rank]), len(rows)
+        return torch.cat([part[:num] for part, num in zip(parts, nums, strict=True)])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (grad,) = grads
+        return ctx.world.sum_(grad.clone(memory_format=torch.contiguous_format)).narrow(0, ctx.first, ctx.num), None
 
 
 def join(config: EngineConfig) -> World:

@@ -151,7 +151,7 @@ def train_step(
 def backward(state: TrainState, stage: Stage, turn: Turn, batch: Batch, handed: dict[str, Any], setting: Setting) -> Loss:
     """Forward and backward of one turn on one micro-batch; gradients add up in .grad."""
     device = setting.world.device
-    context = Context(state.step, state.seed, batch.positions.to(device, non_blocking=True), handed)
+    context = Context(state.step, state.seed, batch.positions.to(device, non_blocking=True), handed, setting.world.rows)
     with autocast(device, setting.precision):
         loss = turn.loss(stage.all_nets, batch, context)
     if turn.name not in state.traced:  # once a process: a walk over the graph

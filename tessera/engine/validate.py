@@ -22,7 +22,7 @@ def validate(nets: Nets, stage: Stage, batches: Sequence[Batch], step: int, seed
     with eval_mode(nets, setting.compiled):
         for batch in batches:
             moved = batch.to(device)
-            context = Context(step, seed, batch.positions.to(device))
+            context = Context(step, seed, batch.positions.to(device), gather=setting.world.rows)
             with autocast(device, setting.precision):
                 losses.append(stage.measure(nets, moved, context))
     sums = reduce_losses(losses, setting.world)

@@ -325,6 +325,8 @@ def test_a_list_of_another_length_is_not_used(folder: Path, tmp_path: Path) -> N
 
 
 def test_lists_that_are_wrong(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nothing\.npy does not exist; expected NAME\.npy with its keys"):
+        open_embeddings(ListedEmbeddingsConfig(path=tmp_path / "nothing.npy"), tars(folder))
     path = write_list(tmp_path / "a.npy", [*KEYS, KEYS[0]])
     with pytest.raises(UserError, match=r"the key '00000/000000000' is listed twice"):
         open_embeddings(ListedEmbeddingsConfig(path=path), tars(folder))

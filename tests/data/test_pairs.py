@@ -66,6 +66,10 @@ def colour(key: str) -> np.ndarray:
     return np.array([red / 127.5 - 1, (255 - red) / 127.5 - 1, 40 / 127.5 - 1, 0.5], np.float32)
 
 
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-20])
+
+
 def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
@@ -102,6 +106,17 @@ def test_a_cache_that_was_interrupted_is_gone_on_with(folder: Path, tmp_path: Pa
     cache = write_embeddings(other, lambda pictures: again.append(len(pictures)) or encode(pictures), "colours", 16)
     assert sum(again) == NUM - 16, "two shards were there"
     assert files(cache) == wanted
+
+
+@pytest.mark.parametrize("harm", [cut, Path.unlink, lambda path: path.with_suffix(".json").unlink()])
+def test_a_shard_that_was_lost_is_made_again(harm: Callable[[Path], None], folder: Path, tmp_path: Path) -> None:
+    feed = feed_of(folder, tmp_path)
+    cache = write_embeddings(feed, encode, "colours", 16)
+    wanted, again = files(cache), list[int]()
+    harm(cache / "00001.npy")
+    write_embeddings(feed, lambda pictures: again.append(len(pictures)) or encode(pictures), "colours", 16)
+    assert files(cache) == wanted
+    assert sum(again) == 8, "that one alone"
 
 
 def test_two_ranks_write_what_one_does(folder: Path, tmp_path: Path) -> None:
@@ -189,10 +204,6 @@ def harm_one(path: Path) -> None:
     array = np.load(path)
     array[0] = np.nan
     np.save(path, array)
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-20])
 
 
 @pytest.mark.parametrize("harm", [harm_one, cut, Path.unlink])

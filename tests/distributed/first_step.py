@@ -1,4 +1,4 @@
-"""`first_step.py OUT SHAPES FURNITURE CLIPS`: gradients of all turns and validation numbers of given weights,
+"""`first_step.py OUT SHAPES FURNITURE CLIPS SHAPES`: gradients of all turns and validation numbers of given weights,
 on any number of ranks.
 
 Writes OUT/STAGE CASE.safetensors (summed gradients, by turn) and OUT/STAGE CASE.json (validation) from the main rank.
@@ -32,6 +32,10 @@ STAGES = {  # name -> recipe and stage
     "mesh base": ("meshgpt", "base"),
     "video tokenizer": ("phenaki", "tokenizer"),
     "video base": ("phenaki", "base"),
+    "pair": ("dalle2", "pair"),
+    "prior": ("dalle2", "prior"),
+    "decoder": ("dalle2", "base"),
+    "upsampler": ("dalle2", "superres"),
 }
 CASES = {"even": (8, "null"), "uneven": (7, "null"), "uneven in micro-batches": (7, "2")}  # batch and micro-batch
 MUSE = [
@@ -73,7 +77,22 @@ PHENAKI = [
     "data.validation_fraction=0.3",
     "engine.validation_samples=5",
 ]
-SETS = {"muse": MUSE, "meshgpt": MESHGPT, "phenaki": PHENAKI}
+DALLE2 = [
+    "text={kind: bytes, length: 32, width: 16, depth: 1, heads: 2}",
+    "pair.model={width: 8, widths: [8, 8]}",
+    "pair.loss.group=8",  # one, which ranks cut
+    "prior.model={width: 16, depth: 1, heads: 2, self_conditioning: true}",
+    "base.model={widths: [8, 8], blocks: [1, 1], attention: [false, true], cross: [false, true], head_width: 8}",
+    "base.self_conditioning=true",
+    "base.process={kind: ddpm, predicts: v, learned_variance: true}",
+    "superres.model={kind: unet, widths: [8, 8], blocks: [1, 1], attention: [false, true], cross: [false, false], head_width: 8}",
+    "superres.crop=16",
+    "sample.prior.steps=2",
+    "data.flip=true",
+    "data.validation_fraction=0.15",
+    "engine.validation_samples=5",
+]
+SETS = {"muse": MUSE, "meshgpt": MESHGPT, "phenaki": PHENAKI, "dalle2": DALLE2}
 
 
 def measure(out: Path, data: dict[str, str], name: str, case: str, world: World) -> None:

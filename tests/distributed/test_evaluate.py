@@ -7,7 +7,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from tessera import pipeline
 from tessera.data.synth.shapes import write_shapes
+from tests.cascade import settings
 from tests.nn.public_nets import write_lpips
 from tests.processes import check, start
 from tests.small import generated, pictures
@@ -24,6 +28,17 @@ def judged(run: Path, data: Path, folder: Path, ranks: int, *more: str) -> dict[
     printed: dict[str, Any] = json.loads(output[output.index("{\n") :])  # messages come before it; a second one would be no JSON
     assert printed == json.loads((run / f"evaluation-00{ranks}" / "evaluation.json").read_text())
     return printed
+
+
+@pytest.mark.slow
+def test_two_ranks_report_of_a_cascade_what_one_does(tmp_path: Path) -> None:
+    """With the row of what the decoder draws of real embeddings."""
+    write_shapes(tmp_path / "data", 300, 0, image_size=32)
+    config = pipeline.resolve("dalle2", preset="tiny", data=str(tmp_path / "data"), steps=2, sets=settings())
+    run = pipeline.train(config, run=tmp_path / "run")
+    one, two = (judged(run, tmp_path / "data", tmp_path, ranks) for ranks in (1, 2))
+    assert one == two
+    assert "reconstruction" in one["oracle"]["rows"]
 
 
 def test_two_ranks_report_what_one_does(generated: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from tessera.cli import main
 from tessera.data import prepare, text_cache
 from tessera.data.synth.digits import write_digits
 from tessera.data.token_cache import TokenCache
+from tests.cascade import settings
 from tests.processes import check, made_once, run
 from tests.small import generated, pictures, small_config
 
@@ -54,6 +55,13 @@ def described_run(workshop: Path, pictures: Path) -> Path:
     return made_once(path, lambda: pipeline.train(config, run=path, stage="tokenizer"))
 
 
+def paired_run(workshop: Path, pictures: Path) -> Path:
+    """A pair, hardly trained, which embeds pictures."""
+    path = workshop / "paired to prepare"
+    config = pipeline.resolve("dalle2", preset="tiny", data=str(pictures), steps=1, sets=settings(), stage="pair")
+    return made_once(path, lambda: pipeline.train(config, run=path, stage="pair"))
+
+
 @pytest.fixture
 def unprepared(request: pytest.FixtureRequest, workshop: Path, tmp_path: Path) -> Path:
     """A run without caches, of pictures or of clips."""
@@ -61,7 +69,8 @@ def unprepared(request: pytest.FixtureRequest, workshop: Path, tmp_path: Path) -
         made = clip_run(workshop)
     else:
         found = request.getfixturevalue("pictures"), request.getfixturevalue("generated")
-        made = found[1] if request.param == "pictures" else described_run(workshop, found[0])
+        others = {"described": described_run, "paired": paired_run}
+        made = found[1] if request.param == "pictures" else others[request.param](workshop, found[0])
     path = Path(shutil.copytree(made, tmp_path / "run"))
     shutil.rmtree(path / "cache", ignore_errors=True)
     return path
@@ -97,6 +106,8 @@ slow = pytest.mark.slow
         pytest.param("pictures", 10, marks=slow),  # manifest.json
         pytest.param("clips", 5, marks=slow),  # lengths
         pytest.param("described", 20, marks=slow),  # in the states of captions
+        pytest.param("paired", 5, marks=slow),  # the keys of the second shard, whose vectors come last
+        pytest.param("paired", 25, marks=slow),  # manifest.json
     ],
     indirect=["unprepared"],
 )
@@ -112,7 +123,7 @@ def test_killed_and_run_again_it_leaves_the_same_files(unprepared: Path, place: 
 
 @pytest.mark.parametrize(
     "unprepared",
-    ["clips", pytest.param("pictures", marks=slow), pytest.param("described", marks=slow)],
+    ["clips", *(pytest.param(kind, marks=slow) for kind in ("pictures", "described", "paired"))],
     indirect=True,
 )
 def test_two_ranks_leave_the_files_of_one(unprepared: Path, tmp_path: Path) -> None:

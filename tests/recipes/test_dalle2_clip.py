@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +13,14 @@ from tessera import pipeline
 from tessera.config import UserError
 from tessera.data.synth.shapes import write_shapes
 from tessera.sampling.session import load
-from tessera.tokenizers.pair.clip import load_clip
-from tests.recipes.test_dalle2_drawing import RATES, SETS
+from tessera.tokenizers.pair.clip import FrozenClip, load_clip
+from tests.recipes.test_dalle2_drawing import RATES, SETS, check_views
 from tests.text.test_frozen import clip_folder
 
 __all__ = ["clip_folder"]
 
 
-def test_a_clip_model_embeds_pictures_and_prompts(clip_folder: Path, tmp_path: Path) -> None:
+def test_a_clip_model_embeds_pictures_and_prompts(clip_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_shapes(tmp_path / "data", 20, 0, image_size=32)
     sets = [*SETS, *RATES, f"embeddings={{kind: clip, path: {clip_folder}}}"]
     config = pipeline.resolve("dalle2", preset="tiny", data=str(tmp_path / "data"), steps=2, sets=sets)
@@ -31,6 +32,17 @@ def test_a_clip_model_embeds_pictures_and_prompts(clip_folder: Path, tmp_path: P
     varied = session.sample("", image=Image.new("RGB", (32, 32), (255, 0, 0)))
     assert drawn[0].size == varied[0].size == (32, 32)
     assert not np.array_equal(np.asarray(drawn[0]), np.asarray(varied[0]))
+    check_views(run, tmp_path / "data")
+    with monkeypatch.context() as patch:
+        sides, embed = list[int](), FrozenClip.pictures
+        patch.setattr(FrozenClip, "pictures", lambda clip, images: sides.append(images.shape[-1]) or embed(clip, images))
+        session.sample("", image=Image.new("RGB", (32, 32), (255, 0, 0)))
+    assert sides == [32], "not what the decoder would see of it"
+    shutil.rmtree(run / "cache")
+    assert [path.name[:11] for path in pipeline.prepare(run)["prior"]] == ["embeddings-"], (
+        "CLIP needs no other stage, but a cache"
+    )
+    assert (run / "cache").is_dir()
 
 
 def test_a_folder_without_a_model_is_told_before_anything_trains(tmp_path: Path) -> None:

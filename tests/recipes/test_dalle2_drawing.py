@@ -18,6 +18,7 @@ from PIL import Image
 from tessera import pipeline
 from tessera.config import TarEmbeddingsConfig, UserError
 from tessera.contracts import Chunk, Context
+from tessera.data.embedding_files import FileEmbeddings
 from tessera.data.synth.shapes import write_shapes
 from tessera.evals.run import evaluate_run
 from tessera.generators.diffusion.losses import DiffusionLossConfig, DiffusionLosses
@@ -109,6 +110,27 @@ def test_candidates_are_compared_with_the_prompt(session: Session) -> None:
     assert torch.allclose(best.norm(dim=1), torch.ones(3), atol=1e-5)
     assert ((best * wanted).sum(1) >= (first * wanted).sum(1) - 1e-6).all()
     assert not torch.equal(best, first)
+
+
+def check_views(run: Path, data: Path) -> None:
+    """A variation starts from the vector that training has of that picture, nearer to it than to any other's."""
+    (cache,) = (run / "cache").glob("embeddings-*")
+    known, session = FileEmbeddings.listed(cache), load(run, device="cpu")
+    painter = session.draw
+    assert isinstance(painter, Painter)
+    embed, used = painter.embeddings, list[torch.Tensor]()
+    painter.embeddings = lambda *told: used.append(embed(*told)) or used[-1]  # type: ignore[func-returns-value,method-assign]
+    paths = sorted((data / "train").glob("*.png"))
+    vectors = np.stack([known.read(path.stem) for path in paths])
+    for number, path in enumerate(paths[:6]):
+        session.sample("", image=path)
+        far = np.linalg.norm(vectors - used[-1][0].numpy(), axis=1)
+        assert far.argmin() == number
+        assert far[number] < np.partition(far, 1)[1] / 5, "but for pixels that were scaled twice"
+
+
+def test_a_variation_sees_what_training_saw(run: Path) -> None:
+    check_views(run, run.parent / "data")
 
 
 def test_a_variation_asks_the_picture_and_not_the_prior(run: Path, photo: Image.Image) -> None:

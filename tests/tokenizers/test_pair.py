@@ -112,7 +112,7 @@ def gradients(net: Embedder, parts: list[PairBatch], group: int) -> tuple[Tensor
 
 
 @pytest.mark.parametrize("cuts", [(6, 12), (3, 6, 9, 12), (9, 12)])
-def test_ranks_and_micro_batches_of_whole_groups_change_nothing(cuts: tuple[int, ...]) -> None:
+def test_micro_batches_of_whole_groups_change_nothing(cuts: tuple[int, ...]) -> None:
     net, given = embedder(), batch([f"word {number % 5}" for number in range(12)])
     parts = [rows(given, slice(start, stop)) for start, stop in zip((0, *cuts), cuts, strict=False)]
     whole, loss = gradients(net, [given], 3)

@@ -115,11 +115,10 @@ class Painter:
         """b e: of the picture that is to be varied, or between it and another, or drawn of the prompt."""
         if chunk.pictures is None or chunk.redraw is not None:
             return self.imagine(chunk, options.prior)
-        size = self.config.data.size
-        found = self.sphere.pictures(at_size(chunk.pictures, size))
+        found = self.sphere.pictures(chunk.pictures)
         if chunk.towards is None or chunk.at is None:
             return found
-        return between(found, self.sphere.pictures(at_size(chunk.towards, size)), chunk.at)
+        return between(found, self.sphere.pictures(chunk.towards), chunk.at)
 
     def imagine(self, chunk: Chunk, options: PriorSampleConfig) -> Tensor:
         """b e of unit length, by the prior: the best of several."""
@@ -233,7 +232,7 @@ class Painter:
         """The decoder's, with real embeddings; nothing where pictures cannot be embedded."""
         if not self.sphere.known or "base" not in self.stages:
             return {}
-        base, images = self.config.base, at_size(self.real(pixels), self.config.data.size)
+        base, images = self.config.base, self.real(pixels)
         losses = DiffusionLosses(base.loss, build_process(base.process), partial(read_base, self.config), recalls(base))
         sums = torch.zeros(2, dtype=torch.float64)
         for first in range(0, len(images), LOSS_CHUNK):
@@ -247,8 +246,8 @@ class Painter:
         """Real pictures, the first being number `first`, as a loss takes them."""
         everything = torch.ones(len(images), dtype=torch.bool, device=self.device)
         return PairBatch(
-            images, self.sphere.pictures(images), self.prompts.read(captions), everything, self.numbers(first, len(images)),
-            ("",) * len(images), captions,
+            at_size(images, self.config.data.size), self.sphere.pictures(images), self.prompts.read(captions), everything,
+            self.numbers(first, len(images)), ("",) * len(images), captions,
         )  # fmt: skip
 
     def real(self, pixels: npt.NDArray[np.uint8]) -> Tensor:

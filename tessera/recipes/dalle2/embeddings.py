@@ -19,6 +19,7 @@ from tessera.data.loader import Feed
 from tessera.data.sources import Source
 from tessera.recipes.captions import Prompts
 from tessera.recipes.dalle2.config import Dalle2Config, TrainedPairConfig
+from tessera.recipes.pictures import at_size
 from tessera.recipes.precision import full_precision
 from tessera.tokenizers.pair.clip import ClipConfig, FrozenClip, clip_width, load_clip
 from tessera.tokenizers.pair.model import Embedder
@@ -38,12 +39,10 @@ def training_embeddings(config: Dalle2Config, nets: Nets, feed: Feed) -> Embeddi
     if isinstance(kind, ClipConfig):
         clip = load_clip(kind.path, feed.device)
         height, width = config.data.size
-        resolution = round(
-            clip.resolution * height / min(height, width)
-        )  # the shorter side as CLIP has it, which takes the middle
+        resolution = round(clip.resolution * height / min(height, width))  # CLIP takes the middle of the shorter side's length
         return FileEmbeddings.listed(write_embeddings(feed, clip.pictures, clip.fingerprint, resolution))
     assert not isinstance(kind, TrainedPairConfig)
-    return open_embeddings(kind, feed.source)
+    return open_embeddings(kind, feed.whole or feed.source)
 
 
 def width_elsewhere(config: Dalle2Config, source: Source) -> int | None:
@@ -99,7 +98,7 @@ class Sphere:
         return load_clip(self.config.embeddings.path, self.prompts.device)
 
     def pictures(self, images: Tensor) -> Tensor:
-        """b c h w in [-1, 1] -> b e"""
+        """b c h w in [-1, 1], as large as they are at hand -> b e. The pair sees them at the decoder's size, CLIP at its own."""
         if not self.known:
             raise UserError(
                 f"a picture cannot be embedded: the embeddings of this model came from files (embeddings.kind="
@@ -109,7 +108,7 @@ class Sphere:
             return self.clip.pictures(images)
         net = self.nets["embedder"]
         assert isinstance(net, Embedder)
-        return embed_exactly(net, images)
+        return embed_exactly(net, at_size(images, self.config.data.size))
 
     def captions(self, captions: Sequence[str | None]) -> Tensor:
         """b prompts -> b e; 0 of an empty one."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence, Sized
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,10 +11,10 @@ from torch import nn
 
 from tessera.batches import PairBatch
 from tessera.config import UserError
-from tessera.contracts import Context, Loader, Loss, LossFunction, Nets, Stage, Train
+from tessera.contracts import Context, Loss, LossFunction, Nets, Stage, Train
 from tessera.data.loader import Feed
 from tessera.data.pairs import PairLoader
-from tessera.data.sources import Source
+from tessera.data.sources import Source, captions_of
 from tessera.generators.diffusion.condition import Condition
 from tessera.generators.diffusion.denoisers import CHECKPOINTED, COMPILED, RECORDED, SHARDED
 from tessera.generators.diffusion.losses import Read
@@ -57,9 +57,15 @@ def steps(config: Dalle2Config) -> Sequence[Train]:
 def settle(config: Dalle2Config, source: Source) -> Dalle2Config:
     """What only the data knows of how captions are read, and of how wide embeddings are."""
     text = settle_captions(config.text, source, config.data.validation_fraction)
-    width = width_elsewhere(config, source)
-    if config.embedding_width not in (None, width) and {"prior", "base"} & set(config.taken):
-        raise UserError(f"the embeddings have {width} channels, and stages from elsewhere want {config.embedding_width}")
+    try:
+        width = width_elsewhere(config, source)
+    except UserError:
+        if config.embedding_width is None:
+            raise
+        width = config.embedding_width  # of a run that goes on, perhaps with a stage that needs none; others will say so
+    if config.embedding_width not in (None, width):
+        there = "and a pair has pair.model.width" if width is None else f"and those of the data have {width}"
+        raise UserError(f"embedding_width={config.embedding_width}, {there}; leave it out, or bring the embeddings meant")
     same = text == config.text and width == config.embedding_width
     return config if same else config.model_copy(update={"text": text, "embedding_width": width})
 
@@ -78,6 +84,15 @@ def pair_step(config: Dalle2Config) -> Train:
     def make() -> Embedder:
         return build_embedder(config.pair.model, config.text, config.data.channels)
 
+    def feed(nets: Nets, feed: Feed) -> PairLoader:
+        if feed.cut.micro_batch_size == 1:
+            raise UserError(
+                "engine.micro_batch_size=1: the pair tells samples of a micro-batch apart; use 2 or more while it trains "
+                "(--stage pair), and 1 when you resume"
+            )
+        refuse_alike(feed.whole or feed.source)
+        return PairLoader(feed, training_text(config.text, feed))
+
     kind = config.embeddings
     return Train(
         name="pair",
@@ -85,9 +100,22 @@ def pair_step(config: Dalle2Config) -> Train:
         steps=config.pair.steps,
         build=lambda: replace(build_pair(config.pair, make()), preview=preview_pair),
         serves=lambda: {"embedder": make()},
-        feed=lambda nets, feed: PairLoader(feed, training_text(config.text, feed)),
+        feed=feed,
         captioned=learns_from_captions(config),
         origin=kind.path if isinstance(kind, TrainedPairConfig) else None,
+    )
+
+
+def refuse_alike(source: Source) -> None:
+    """A pair has nothing to learn where no two captions differ."""
+    found = set[str]()
+    for index in range(len(source)):
+        found.update(captions_of(source, index))
+        if len(found) > 1:
+            return
+    told = f"all captions are {found.pop()!r}" if found else "there is no caption"
+    raise UserError(
+        f"{told}, and the pair learns to tell captions apart; bring captions that differ, or embeddings of yours: embeddings.kind"
     )
 
 
@@ -114,9 +142,8 @@ def tokenizer_step(config: Dalle2Config, latent: LatentConfig) -> Train:
 def prior_step(config: Dalle2Config) -> Train:
     """Captions to embeddings."""
 
-    def feed(nets: Nets, feed: Feed) -> Loader:
-        read_text, embeddings = training_text(config.text, feed), training_embeddings(config, nets, feed)
-        return Beside(PairLoader(feed, read_text, embeddings, pictures=False), PairLoader(feed, read_text, embeddings))
+    def feed(nets: Nets, feed: Feed) -> PairLoader:
+        return PairLoader(feed, training_text(config.text, feed), training_embeddings(config, nets, feed), pictures=False)
 
     def build_prior() -> Stage:
         stage = build_diffusion(
@@ -142,31 +169,6 @@ def prior_step(config: Dalle2Config) -> Train:
 def needs_pair(config: Dalle2Config) -> dict[str, str]:
     """What makes embeddings, where that is trained."""
     return {"embedder": "pair"} if config.has_pair else {}
-
-
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """Embeddings alone to learn from, and for previews the pictures beside them."""
-
-    learned: PairLoader
-    shown: PairLoader
-
-    @property
-    def train(self) -> Sized:
-        return self.learned.train
-
-    @property
-    def held_out(self) -> Sized:
-        return self.learned.held_out
-
-    def batches(self, first_step: int) -> Generator[Sequence[Any], None, None]:
-        return self.learned.batches(first_step)
-
-    def validation(self) -> Sequence[Any]:
-        return self.learned.validation()
-
-    def preview(self) -> Any:
-        return self.shown.preview()
 
 
 def measure_prior(config: Dalle2Config, measure: LossFunction, nets: Nets, batch: PairBatch, context: Context) -> Loss:
