@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Literal
 
 import einops
@@ -16,7 +17,10 @@ Shapes = Literal["one", "few", "many"]
 def compile_module(module: nn.Module, *, recorded: bool = False, shapes: Shapes = "one") -> None:
     """In place. `recorded`: as CUDA graphs, too, one for each shape."""
     settle_einops()
-    module.compile(mode="reduce-overhead" if recorded else None, dynamic={"one": None, "few": False, "many": True}[shapes])
+    options: dict[str, str | int | bool | Callable[..., object]] = {"triton.cudagraphs": recorded}
+    if shapes == "many":
+        options["triton.coalesce_tiling_analysis"] = False  # torch 2.11 fails in it where shapes are unknown
+    module.compile(options=options, dynamic={"one": None, "few": False, "many": True}[shapes])
 
 
 @functools.cache

@@ -50,7 +50,9 @@ class Peer:
 
     @torch.no_grad()
     def sample(self) -> dict[str, Any]:
-        """One mesh of up to 64 faces with its cache; counted are the faces it returns."""
+        """One mesh of up to 64 faces with its cache; counted are the faces it returns. TorchScript's fuser is off: what it makes
+        of the peer's scan in bf16 is refused by this CUDA's compiler."""
+        torch._C._jit_set_texpr_fuser_enabled(False)
         self.transformer.eval()
         made: list[int] = []
 

@@ -24,8 +24,9 @@ from tessera.engine.validate import validate
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.prepared import prepared
 
-STAGES = {  # name -> recipe and stage
-    "tokenizer": ("muse", "tokenizer"),
+STAGES = {  # name -> recipe and stage, and sets of its own
+    "tokenizer": ("muse", "tokenizer", "superres.enlarged=false"),
+    "tokenizer of two grids": ("muse", "tokenizer", "tokenizer.critic=null"),
     "base": ("muse", "base"),
     "superres": ("muse", "superres"),
     "mesh tokenizer": ("meshgpt", "tokenizer"),
@@ -98,8 +99,9 @@ SETS = {"muse": MUSE, "meshgpt": MESHGPT, "phenaki": PHENAKI, "dalle2": DALLE2}
 def measure(out: Path, data: dict[str, str], name: str, case: str, world: World) -> None:
     """Weights are moved off their start, where the critic's last layer is 0 and passes no gradient on."""
     batch_size, micro = CASES[case]
-    recipe, own = STAGES[name]
-    sets = [*SETS[recipe], f"{own}.batch_size={batch_size}", f"engine.micro_batch_size={micro}"]
+    recipe, own, *others = STAGES[name]
+    chosen = {item.split("=")[0]: item for item in (*SETS[recipe], *others)}  # the later one wins
+    sets = [*chosen.values(), f"{own}.batch_size={batch_size}", f"engine.micro_batch_size={micro}"]
     config = pipeline.resolve(recipe, preset="tiny", data=data[recipe], sets=sets)
     (train,) = pipeline.pick(pipeline.RECIPES[recipe].steps(config), own)
     stage, state, loader = prepared(config, train, world, out / f"caches of {recipe}")

@@ -115,6 +115,7 @@ MICRO = "uneven in micro-batches"
 TURNS = [
     ("tokenizer", "tokenizer"),
     ("tokenizer", "critic"),
+    ("tokenizer of two grids", "tokenizer"),
     ("base", "generator"),
     ("base", "critic"),
     ("superres", "generator"),

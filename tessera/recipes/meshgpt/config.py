@@ -99,7 +99,7 @@ def small() -> MeshGPTConfig:
     return MeshGPTConfig(
         preset="small",
         data=MeshDataConfig(workers=8),
-        engine=EngineConfig(precision="bf16", compile=True, cuda_graphs=True, preview_samples=4),
+        engine=EngineConfig(precision="bf16", compile=True, preview_samples=4),
     )
 
 
