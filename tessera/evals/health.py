@@ -73,7 +73,8 @@ def judge_accuracy(
     second = reconstruction - samples
     limit = parts.named(limiting(first, second, MIN_POINTS))
     told = f"{parts.made} score {percent(reconstruction)}, samples {percent(samples)}"
-    losses = f"the {parts.first} loses {points(first)} points, the {parts.second} {points(second)} more"
+    more = f"{points(second)} more" if second > 0 else "none"
+    losses = f"the {parts.first} loses {points(first)} points, the {parts.second} {more}"
     return Health(measure, limit, first, second, f"{told}: {losses}: {advice.get(limit, 'neither limits quality')}")
 
 

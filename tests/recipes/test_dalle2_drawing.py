@@ -45,7 +45,8 @@ SETS = (
     "prior={batch_size: 8, model: {width: 16, depth: 1, heads: 2}}",
     "base={batch_size: 4, model: {widths: [16, 16], blocks: [1, 1], head_width: 8}}",
     "superres={batch_size: 4, model: {widths: [16, 16], blocks: [1, 1], head_width: 8, efficient: false}}",
-    "sample={steps: 3, prior: {steps: 2}, superres: {steps: 2}, chunk: 3, resample_times: 2}",
+    "sample={steps: 3, guidance: 3, embedding_guidance: 1, superres: {steps: 2}, chunk: 3, resample_times: 2}",
+    "sample.prior={steps: 2, guidance: 1, candidates: 2}",
 )
 RATES = [f"{stage}.optim={{lr: 1.0e-2, warmup_steps: 0}}" for stage in ("pair", "prior", "base", "superres")]
 

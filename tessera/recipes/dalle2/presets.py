@@ -29,19 +29,19 @@ def tiny() -> Dalle2Config:
         pair=EmbedderStageConfig(
             model=EmbedderConfig(width=32, widths=(16, 32, 64)), loss=PairLossConfig(group=32),
             optim=OptimConfig(lr=2e-3, betas=(0.9, 0.98), weight_decay=0.05, warmup_steps=20), ema_decay=0.99,
-            batch_size=64, steps=600,
+            batch_size=64, steps=200,
         ),
         prior=PriorStageConfig(
             model=PriorConfig(width=64, depth=2, heads=2),
             optim=OptimConfig(lr=2e-3, betas=(0.9, 0.99), weight_decay=0.01, warmup_steps=20), ema_decay=0.99,
-            batch_size=64, steps=600,
+            batch_size=64, steps=250,
         ),
         base=BaseConfig(
             model=UNetConfig(
                 widths=(32, 64), blocks=(1, 1), attention=(False, True), cross=(False, True), head_width=32
             ),
             optim=OptimConfig(lr=2e-3, betas=(0.9, 0.99), weight_decay=0.01, warmup_steps=50), ema_decay=0.99,
-            batch_size=32, steps=1000,
+            batch_size=32, steps=1400,
         ),
         superres=SuperresConfig(
             resolution=32,
@@ -49,13 +49,14 @@ def tiny() -> Dalle2Config:
                 widths=(32, 64), blocks=(1, 1), attention=(False, False), cross=(False, False), head_width=32, efficient=True
             ),
             optim=OptimConfig(lr=2e-3, betas=(0.9, 0.99), weight_decay=0.01, warmup_steps=50), ema_decay=0.99,
-            batch_size=16, steps=500,
+            batch_size=16, steps=700,
         ),
         engine=EngineConfig(
-            log_every_steps=50, validate_every_steps=300, preview_every_steps=300, save_every_steps=300, validation_samples=128
+            log_every_steps=50, validate_every_steps=350, preview_every_steps=350, save_every_steps=350, validation_samples=128
         ),
         sample=Dalle2SampleConfig(
-            steps=12, prior=PriorSampleConfig(steps=8), superres=SuperresSampleConfig(steps=6)
+            steps=12, guidance=2.0, embedding_guidance=2.0, prior=PriorSampleConfig(steps=8, guidance=3.0, candidates=8),
+            superres=SuperresSampleConfig(steps=6)
         ),
     )  # fmt: skip
 
