@@ -108,7 +108,7 @@ def painter_of(session: Session) -> Painter:
 
 def held_out(session: Session, num: int) -> Side:
     """Pictures at the size that is drawn, with captions that the oracle knows."""
-    data = session.config.data.model_copy(update={"resolution": session.resolution})
+    data = session.config.data.at(session.resolution)
     material = load_material(data, most_train=1, most_held_out=num, seed=0)
     if material.oracle != "shapes":
         raise UserError(f"{data.path} has no oracle; expected a run on data of `tessera data synth shapes`")

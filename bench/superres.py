@@ -36,7 +36,7 @@ def main() -> None:
     session = tessera.load(arguments.run)
     if "superres" not in session.nets:
         raise UserError(f"{arguments.run} has no trained stage superres")
-    data = session.config.data.model_copy(update={"resolution": session.resolution})
+    data = session.config.data.at(session.resolution)
     material = load_material(data, most_train=1, most_held_out=arguments.n, seed=0)
     captions = [caption or "" for caption in material.held_out.captions]
     real = from_uint8(torch.from_numpy(material.held_out.pictures).permute(0, 3, 1, 2))

@@ -178,7 +178,7 @@ def resume(
     old = build(recipe.config_type, [saved])
     config = with_absolute_path(build(recipe.config_type, [saved, parse_sets(sets)]))
     changes = difference(old, config)
-    if any("needs." in key or (key.endswith(".path") and key != "data.path") for key, *_ in changes):
+    if any("needs." in key or (key.endswith(".path") and key != "data.path") or isinstance(new, dict) for key, _, new in changes):
         config = recipe.adopt(config, stage_elsewhere)
     refuse_changes(changes)
     refuse_replaced(folder, recipe.steps(old), recipe.steps(config))
@@ -246,6 +246,13 @@ def refuse_replaced(folder: Path, before: Sequence[Train], after: Sequence[Train
                 f"this run has trained stage {train.name} itself, and would now take it from {train.origin}; "
                 f"name that one in a new run, and the other stages of this run with it"
             )
+    origins = {train.name: train.origin for train in before}
+    added = [train for train in after if train.origin is not None and origins.get(train.name) is None]
+    if own and added and all(has_weights(folder, train) for train in after if train.origin is None):
+        raise UserError(
+            f"this run would now take stage {added[0].name} from {added[0].origin}, and nothing is left here to learn beside it; "
+            f"name that one in a new run, and the other stages of this run with it"
+        )
 
 
 @contextmanager

@@ -41,7 +41,7 @@ class ImageDataConfig(DataConfig):
     """Pictures: where they come from and how they are cut."""
 
     resolution: int = Field(64, ge=16)
-    """Height and width of training pictures in pixels."""
+    """Height of training pictures in pixels, and their width where none is named."""
     width: int | None = Field(None, ge=16)
     """Width of pictures that are not square; resolution is then their height, here and wherever else one is named: their widths
     follow. null: as wide as high."""
@@ -87,6 +87,8 @@ class ImageDataConfig(DataConfig):
 class VideoDataConfig(ImageDataConfig):
     """Clips: where they come from, which frames of them are taken, and how they are cut. A picture is a clip of one frame."""
 
+    width: int | None = Field(None, ge=16)
+    """Clips are square: leave it out."""
     channels: Literal[1, 3] = 3
     """1 grey, 3 RGB."""
     frames: int = Field(17, ge=1, le=1024)

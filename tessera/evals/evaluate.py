@@ -46,7 +46,7 @@ class Subject:
     """A model under test. What it cannot do is None, and the rows that need it are left out."""
 
     sample: Callable[[Sequence[str], int], Pictures] | None = None  # captions, seed -> n h w c; "" asks for anything
-    reconstruct: Callable[[Pictures, Sequence[str | None]], Pictures] | None = None  # pictures and their captions
+    reconstruct: Callable[[Pictures, Sequence[str | None], int], Pictures] | None = None  # pictures, their captions, a seed
     parts: Parts = TOKENS  # what reconstructions, and samples, are made with
     held_out_loss: Callable[[], Mapping[str, float]] | None = None
     about: Mapping[str, Any] = field(default_factory=dict)  # goes into the report: stages, steps, sampling options
@@ -125,7 +125,11 @@ def make_rows(subject: Subject, asked: Side, seed: int, world: World, say: Say) 
     if subject.reconstruct is not None:
         reconstruct = subject.reconstruct
         say(f"reconstructing {len(asked):,} held-out pictures")
-        made["reconstruction"] = dealt(len(asked), world, lambda part, _: reconstruct(asked.pictures[part], asked.captions[part]))
+        made["reconstruction"] = dealt(
+            len(asked),
+            world,
+            lambda part, index: reconstruct(asked.pictures[part], asked.captions[part], mix(seed, index) >> 33),
+        )
     if subject.sample is not None:
         sample, captions = subject.sample, [caption or "" for caption in asked.captions]
         say(f"drawing {len(asked):,} pictures from their captions")
@@ -298,7 +302,7 @@ def make_sheet(material: Material, rows: Rows, copies: Copies | None) -> Picture
         [list(pictures) for pictures in shown.values()],
         row_names=list(shown),
         captions=[rows.asked.captions[index] or "" for index in columns],
-        scale=max(1, 96 // rows.asked.pictures.shape[1]),
+        scale=max(1, 96 // max(rows.asked.pictures.shape[1:3])),
     )
 
 

@@ -78,7 +78,7 @@ def subject_of(session: Session, options: Any, material: Material) -> Subject:
     """What of a session can be judged: a tokenizer alone, or all of it."""
     about = {"model": session.path.name, "stages": dict(session.steps), "sample": options.model_dump(mode="json")}
     if not session.draws:
-        return Subject(reconstruct=lambda pictures, captions: session.through_tokens(pictures), about=about)
+        return Subject(reconstruct=lambda pictures, captions, seed: session.through_tokens(pictures), about=about)
 
     def sample(captions: Sequence[str], seed: int) -> Pictures:
         request = make_request(options, captions, seed=seed)
@@ -94,8 +94,8 @@ def subject_of(session: Session, options: Any, material: Material) -> Subject:
         asked = sample if "prior" in session.nets else None
         return Subject(sample=asked, reconstruct=redrawn, parts=EMBEDDINGS, held_out_loss=held_out_loss, about=about)
     return Subject(
-        sample=sample, reconstruct=lambda pictures, captions: session.through_tokens(pictures), held_out_loss=held_out_loss,
-        about=about,
+        sample=sample, reconstruct=lambda pictures, captions, seed: session.through_tokens(pictures),
+        held_out_loss=held_out_loss, about=about,
     )  # fmt: skip
 
 

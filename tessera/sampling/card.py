@@ -36,7 +36,7 @@ def gather_evidence(run: Path, stage: StoredStage) -> Evidence:
     validations = {line["step"]: line for line in _validations(home / "metrics.jsonl") if line["step"] <= stage.step}
     best_step = _json(stage.folder / "state.json").get("best_step")
     return Evidence(
-        environment=_json(run / "env.json"),
+        environment=_json(home.parent / "env.json"),
         manifest=_json(stage.folder / "manifest.json"),
         last=validations[max(validations)] if validations else {},
         best=validations.get(best_step, {}) if isinstance(best_step, int) else {},

@@ -65,7 +65,7 @@ def next_command(run: Path, out: Path) -> str:
 def without_places(value: Any) -> Any:
     """A config whose absolute paths are names: where they lay is of no use elsewhere, and nobody else's business."""
     if isinstance(value, dict):
-        places = ("path", "tokenizer", "extractor", "inception")  # the second under needs
+        places = ("path", "tokenizer", "extractor", "inception", "heads")  # the second under needs, the last of LPIPS
         found = {key: isinstance(item, str) and key in places and Path(item).is_absolute() for key, item in value.items()}
         return {key: Path(item).name if found[key] else without_places(item) for key, item in value.items()}
     return [without_places(item) for item in value] if isinstance(value, list) else value
@@ -76,6 +76,8 @@ def travelling(config: Any) -> dict[str, Any]:
     whole = config.model_dump(mode="json")
     values: dict[str, Any] = without_places(whole)
     values["text"] = whole["text"]  # a text model would not be found without its place
+    if whole.get("embeddings", {}).get("kind") == "clip":
+        values["embeddings"] = whole["embeddings"]  # nor a CLIP model
     values["data"]["path"] = None
     return values
 

@@ -62,7 +62,7 @@ def test_what_is_judged_is_what_the_session_draws(cascade: ModuleType, session: 
     captions = [caption or "" for caption in real.captions]
     wanted = [np.asarray(session.sample(caption, seed=row, options={"chunk": 2})[0]) for row, caption in enumerate(captions)]
     np.testing.assert_array_equal(by_column["prior", "superres"], np.stack(wanted))
-    redrawn = painter.redrawn(real.pictures[:2], captions[:2], options)
+    redrawn = painter.redrawn(real.pictures[:2], captions[:2], 0, options)
     np.testing.assert_array_equal(by_column["real", "superres"][:2], redrawn)
     assert by_column["prior", "base"].shape == (3, 16, 16, 3)
 

@@ -18,6 +18,7 @@ from tessera.data.order import Cut
 from tessera.recipes.muse.config import MuseConfig, SuperresConfig, tiny
 from tessera.recipes.muse.stages import coarse_size, tokenizer_height, tokenizer_step
 from tessera.recipes.needs import NeedsConfig
+from tessera.tokenizers.image.critic import CriticConfig
 from tessera.tokenizers.image.losses import ImageLosses
 from tessera.tokenizers.image.stage import build_stage
 
@@ -73,3 +74,20 @@ def test_its_loss_is_the_mean_of_both_sizes_and_its_sums_are_over_both_grids() -
         torch.testing.assert_close(both.parts["psnr"], (large.parts["psnr"] + small.parts["psnr"]) / 2)
         assert both.weight == 3
         assert both.stats["codes"].sum() == 3 * (16 * 16 + 8 * 8)
+
+
+def test_its_critic_meets_large_pictures_alone() -> None:
+    """Who judges no small ones cannot be pleaded with for them, either."""
+    tokenizer = with_superres().tokenizer
+    critic = CriticConfig(widths=(8, 8), start_step=0, warmup_steps=0)
+    torch.manual_seed(0)
+    stage = build_stage(tokenizer.model_copy(update={"critic": critic}), 3, small=32)
+    sides: list[int] = []
+    stage.nets["critic"].register_forward_hook(lambda net, inputs, made: sides.append(inputs[0].shape[-1]))
+    images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
+    batch = ImageBatch.stack(list(images), ["a", "b"], [None] * 2, [0, 1]).to(torch.device("cpu"))
+    made = stage.turns[0].loss(stage.nets, batch, Context(0, 0, torch.arange(2)))
+    stage.turns[1].loss(stage.nets, batch, Context(0, 0, torch.arange(2), {"tokenizer": made.hand}))
+    assert {"plea", "plea_weight"} <= made.parts.keys()
+    assert made.hand.shape[-1] == 64
+    assert set(sides) == {64}

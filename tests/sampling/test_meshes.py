@@ -45,6 +45,8 @@ SETS = {
     "base.ema_decay": "0.5",
     "sample.max_faces": "20",
     "sample.chunk": "4",
+    "sample.temperature": "0.7",
+    "sample.guidance": "2",
 }
 GRAPH = {
     "tokenizer.kind": "graph",

@@ -189,7 +189,9 @@ class Painter:
         return images
 
     def refuse_idle_guidance(self, upsamplers: Sequence[str], options: Dalle2SampleConfig) -> None:
-        """A pull that nothing would follow."""
+        """A pull that nothing would follow. An upsampler that is not trained yet will."""
+        if not upsamplers and any(stage.text for stage in self.config.upsamplers.values()):
+            return
         if options.superres.guidance != 1 and not any(self.config.upsamplers[name].text for name in upsamplers):
             raise UserError(
                 f"sample.superres.guidance={options.superres.guidance:g} pulls towards the text, and no upsampler that draws "
@@ -216,13 +218,13 @@ class Painter:
 
     @torch.no_grad()
     def redrawn(
-        self, pixels: npt.NDArray[np.uint8], captions: Sequence[str | None], options: Dalle2SampleConfig
+        self, pixels: npt.NDArray[np.uint8], captions: Sequence[str | None], seed: int, options: Dalle2SampleConfig
     ) -> npt.NDArray[np.uint8]:
-        """n h w c -> as many, drawn of their own embeddings and captions, so without the prior; seeds 0, 1, ..."""
+        """n h w c -> as many, drawn of their own embeddings and captions, so without the prior; seeds from there on."""
         images, made = self.real(pixels), list[npt.NDArray[np.uint8]]()
         for first in range(0, len(images), options.chunk):
             some = images[first : first + options.chunk]
-            chunk = Chunk(captions[first : first + options.chunk], self.numbers(first, len(some)), options, pictures=some)
+            chunk = Chunk(captions[first : first + options.chunk], self.numbers(seed + first, len(some)), options, pictures=some)
             small = self.decode(chunk, self.embeddings(chunk, options), options)
             made += pictures(self.enlarged(chunk, small, self.path("prior"), options))
         return np.stack(made)

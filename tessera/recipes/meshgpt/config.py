@@ -91,6 +91,7 @@ def tiny() -> MeshGPTConfig:
             log_every_steps=50, validate_every_steps=250, preview_every_steps=500, save_every_steps=250,
             validation_samples=64, preview_samples=4,
         ),
+        sample=MeshSampleConfig(temperature=0.5, guidance=1.0),
     )  # fmt: skip
 
 
