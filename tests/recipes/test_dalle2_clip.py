@@ -12,6 +12,7 @@ from PIL import Image
 from tessera import pipeline
 from tessera.config import UserError
 from tessera.data.synth.shapes import write_shapes
+from tessera.sampling.package import export_run
 from tessera.sampling.session import load
 from tessera.tokenizers.pair.clip import FrozenClip, load_clip
 from tests.recipes.test_dalle2_drawing import RATES, SETS, check_views
@@ -32,6 +33,8 @@ def test_a_clip_model_embeds_pictures_and_prompts(clip_folder: Path, tmp_path: P
     varied = session.sample("", image=Image.new("RGB", (32, 32), (255, 0, 0)))
     assert drawn[0].size == varied[0].size == (32, 32)
     assert not np.array_equal(np.asarray(drawn[0]), np.asarray(varied[0]))
+    exported = load(export_run(run, tmp_path / "model"), device="cpu").sample("a red circle")
+    assert np.array_equal(np.asarray(exported[0]), np.asarray(drawn[0])), "it finds the CLIP model, too"
     check_views(run, tmp_path / "data")
     with monkeypatch.context() as patch:
         sides, embed = list[int](), FrozenClip.pictures

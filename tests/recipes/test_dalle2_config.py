@@ -58,7 +58,10 @@ def step(config: Dalle2Config, name: str) -> Train:
             ["data.width=24", "superres.resolution=25"],
             "superres.resolution 25 would be 37.50 pixels wide, as pictures of 16 x",
         ),
-        (["data.resolution=20", "data.width=18", "superres.resolution=60"], "superres.resolution 60 x 54 cannot be divided by 4"),
+        (
+            ["data.resolution=20", "data.width=18", "superres.resolution=60"],
+            "superres.resolution 60 is 54 pixels wide, which cannot be divided by 4, as superres.model asks; use 40 or 80",
+        ),
         (["data.resolution=24", "data.width=16", "superres={resolution: 48, crop: 36}"], "superres.crop 36 is larger than "),
         (["base.latent={}"], "base.latent.path"),
         (["prior.process={kind: ddpm, learned_variance: true}"], "learned_variance is for pictures"),

@@ -93,6 +93,12 @@ def test_an_export_of_it_stands_alone(run: Path, combined: Path, tmp_path: Path)
     assert drawn(model) == drawn(combined)
 
 
+def test_a_run_that_has_learned_all_takes_no_more(run: Path, larger: Path, tmp_path: Path) -> None:
+    mine = Path(shutil.copytree(run, tmp_path / "mine"))
+    with pytest.raises(UserError, match=r"would now take stage superres2 from .* nothing is left here to learn beside it"):
+        pipeline.resume(mine, sets=[f"superres2.path={larger / 'superres'}"])
+
+
 def test_it_is_judged_as_any_run(combined: Path) -> None:
     evaluation, _ = evaluate_run(combined, n=4, sets=["evaluate.fit_steps=2", "evaluate.resamples=2"], device="cpu")
     assert {"samples", "reconstruction"} <= set(evaluation.report["oracle"]["rows"])

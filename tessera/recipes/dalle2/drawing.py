@@ -109,6 +109,10 @@ class Painter:
             raise UserError(f"sample.start={options.start} enlarges a whole picture; leave mask and outpaint out")
         if chunk.towards is not None:
             raise UserError(f"sample.start={options.start} enlarges one picture, without its embedding; leave towards out")
+        if chunk.negatives is not None and options.superres.guidance == 1:
+            raise UserError(
+                "a negative prompt needs guidance, and sample.superres.guidance is 1; raise it, or leave the prompt out"
+            )
         return chunk.pictures
 
     def embeddings(self, chunk: Chunk, options: Dalle2SampleConfig) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from tessera.config import ImageDataConfig
 from tessera.generators.diffusion.dit import DiTConfig
 from tessera.generators.diffusion.unet import UNetConfig
@@ -20,8 +22,12 @@ def refuse_upsampler(model: UNetConfig | DiTConfig, data: ImageDataConfig, resol
     refuse_other_proportions(data, resolution, f"{name}.resolution")
     height, width = data.at(resolution).size
     refuse_side(stride_of(model), height, f"{name}.resolution", f"{name}.model")
-    if width != height:
-        refuse_side(stride_of(model), width, f"{name}.resolution {height} x", f"{name}.model")
+    if width % stride_of(model):
+        near = sides_near(height, height_unit(data, stride_of(model)))
+        raise ValueError(
+            f"{name}.resolution {height} is {width} pixels wide, which cannot be divided by {stride_of(model)}, as {name}.model "
+            f"asks; use {near}, or another {name}.model"
+        )
     if crop is not None:
         refuse_crop(model, (height, width), crop, name)
 
@@ -34,6 +40,12 @@ def refuse_crop(model: UNetConfig | DiTConfig, size: tuple[int, int], crop: int,
         whole = f"{size[0]}" if size[0] == size[1] else f"{size[0]} x {size[1]}"
         raise ValueError(f"{name}.crop {crop} is larger than {name}.resolution {whole}; lower it, or set null")
     refuse_side(stride_of(model), crop, f"{name}.crop", f"{name}.model")
+
+
+def height_unit(data: ImageDataConfig, stride: int) -> int:
+    """Heights of which both sides can be divided are multiples of it: p k and q k, for sides of p to q."""
+    p, q = (side // math.gcd(*data.size) for side in data.size)
+    return p * math.lcm(stride // math.gcd(stride, p), stride // math.gcd(stride, q))
 
 
 def stride_of(model: UNetConfig | DiTConfig) -> int:
