@@ -30,7 +30,7 @@ class Evidence:
     sample: Path | None  # the last preview up to the checkpoint
 
 
-def gather_evidence(run: Path, stage: StoredStage) -> Evidence:
+def gather_evidence(stage: StoredStage) -> Evidence:
     """A file that is missing or damaged leaves a gap in the card, not an error: the weights are what matters."""
     home = stage.home
     validations = {line["step"]: line for line in _validations(home / "metrics.jsonl") if line["step"] <= stage.step}

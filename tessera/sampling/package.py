@@ -34,7 +34,7 @@ def export_run(run: Path | str, out: Path | str, checkpoint: str = "latest") -> 
     if blocked := in_the_way(out):
         raise UserError(f"{blocked}; name another --out, a new folder")
     stored = open_run(Path(run), checkpoint)
-    evidence = {name: gather_evidence(Path(run), stage) for name, stage in stored.stages.items()}
+    evidence = {name: gather_evidence(stage) for name, stage in stored.stages.items()}
     temporary = out.with_name(f".{out.name}.tmp-{os.getpid()}")
     try:
         temporary.mkdir(parents=True)

@@ -146,7 +146,8 @@ def test_the_card_of_clips(tmp_path: Path) -> None:
         (tmp_path / "base" / "samples" / name).write_bytes(b"")
     config: Any = ClipConfig(data=VideoDataConfig(frames=17, resolution=64, fps=12.5))
     train: Any = SimpleNamespace(name="base")
-    found = gather_evidence(tmp_path, StoredStage(train, config, tmp_path, 4, {}, frozenset(), ""))
+    folder = tmp_path / "base" / "checkpoints" / "step-000004"
+    found = gather_evidence(StoredStage(train, config, folder, 4, {}, frozenset(), ""))
     assert found.sample == tmp_path / "base" / "samples" / "step-000004.gif"
     stored = Stored(tmp_path, FLICKER, config, {})
     facts = {name: {"step": 4, "nets": [name], "averaged": []} for name in ("tokenizer", "base")}
