@@ -20,7 +20,7 @@ from tessera.batches import ImageBatch, MeshBatch, PairBatch, TokenBatch, VideoB
 from tessera.config import DataConfig, ImageDataConfig, UserError
 from tessera.data.draws import drawn_caption, mirrors
 from tessera.data.order import Cut, Indices, Order
-from tessera.data.sources import Source, captions_of, reading_at, split_indices
+from tessera.data.sources import Source, StoredImages, captions_of, split_indices
 from tessera.media.images import Pixels, UnreadableImage, fit
 from tessera.randomness import fraction, mix, mix_text, permute
 
@@ -202,7 +202,7 @@ class ImageLoader(SampleLoader[Item, ImageBatch]):
         """For a stage that learns from pictures of that height."""
         config: ImageDataConfig = feed.config.at(resolution)
         return cls(
-            reading_at(feed.source, round(max(config.size) * config.zoom)), config, feed.cut, seed=feed.seed, device=feed.device,
+            reading_at(feed.source, config), config, feed.cut, seed=feed.seed, device=feed.device,
             validation_samples=feed.validation_samples, preview_samples=feed.preview_samples,
         )  # fmt: skip
 
@@ -227,6 +227,11 @@ def make_dataloader(
         worker_init_fn=ignore_signals if workers else None,
         multiprocessing_context=context,
     )
+
+
+def reading_at(source: Source, config: ImageDataConfig) -> Source:
+    """Pictures with as many pixels as the config asks for, where they have them; a source of the user's own is as it is."""
+    return source.reading_at(round(max(config.size) * config.zoom)) if isinstance(source, StoredImages) else source
 
 
 def prepare(source: Source, config: ImageDataConfig, index: int, position: int, draw: int | None = None) -> Item:

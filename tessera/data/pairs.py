@@ -13,9 +13,9 @@ from tessera.batches import PairBatch, ReadText
 from tessera.config import ImageDataConfig
 from tessera.data.draws import drawn_caption
 from tessera.data.embeddings import Absent, Embeddings, Missing, Vector
-from tessera.data.loader import Feed, Item, SampleLoader, Samples, prepare
+from tessera.data.loader import Feed, Item, SampleLoader, Samples, prepare, reading_at
 from tessera.data.order import Indices
-from tessera.data.sources import Source, captions_of, reading_at, split_indices
+from tessera.data.sources import Source, captions_of, split_indices
 from tessera.media.images import Pixels
 
 
@@ -74,7 +74,7 @@ class PairLoader(SampleLoader[PairItem, PairBatch]):
         source = feed.source
         if resolution is not None:
             config = config.at(resolution)
-            source = reading_at(source, round(max(config.size) * config.zoom))
+            source = reading_at(source, config)
         sides = split_indices(feed.source, config.validation_fraction)
         if embeddings is not None:
             sides = self._embedded(feed, embeddings, sides)

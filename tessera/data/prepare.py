@@ -35,8 +35,8 @@ from tessera.batches import from_uint8, num_latent, num_whole
 from tessera.config import ImageDataConfig, UserError, VideoDataConfig
 from tessera.data.captions import names_side
 from tessera.data.draws import view_draws
-from tessera.data.loader import Feed, end_workers, frame, make_dataloader
-from tessera.data.sources import Source, Stored, captions_of, reading_at
+from tessera.data.loader import Feed, end_workers, frame, make_dataloader, reading_at
+from tessera.data.sources import Source, Stored, captions_of
 from tessera.data.token_cache import SHARD_SAMPLES, Ids, lengths_path, shard_path, sketch_paths
 from tessera.files import replace_json, sweep_halves, sync_folder, write_array, write_json
 from tessera.media.images import UnreadableImage
@@ -246,7 +246,7 @@ class Views(Dataset[Viewed]):
 def picture_views(feed: Feed, plan: TokenPlan) -> Views:
     """Of pictures at the plan's resolution."""
     config = feed.config.at(plan.resolution)
-    return Views(reading_at(feed.source, round(max(config.size) * config.zoom)), config, plan.views, feed.seed)
+    return Views(reading_at(feed.source, config), config, plan.views, feed.seed)
 
 
 def write_shard(folder: Path, shard: int, made: Encoded, plan: TokenPlan) -> None:

@@ -41,7 +41,7 @@ from tessera.media.images import (
 
 __all__ = [
     "DatasetSource", "Examined", "ImageDataset", "ImageFolder", "Index", "Reading", "Reject", "Sample", "Source", "Stored",
-    "StoredImages", "StringTable", "as_source", "captions_of", "reading_at", "split_indices", "split_of",
+    "StoredImages", "StringTable", "as_source", "captions_of", "split_indices", "split_of",
 ]  # fmt: skip
 
 
@@ -278,11 +278,6 @@ def captions_of(source: Source, index: int) -> tuple[str, ...]:
         return source.captions(index)
     caption = source.caption(index)
     return () if caption is None else (caption,)
-
-
-def reading_at(source: Source, side: int) -> Source:
-    """The same pictures with at least so many pixels a side, where they have them; a source of the user's own is as it is."""
-    return source.reading_at(side) if isinstance(source, StoredImages) else source
 
 
 def split_indices(

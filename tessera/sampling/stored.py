@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -30,7 +29,7 @@ from tessera.engine.checkpoint import (
     step_name,
     weights_hash,
 )
-from tessera.files import digest, write_json
+from tessera.files import digest, replace_json
 from tessera.recipes import find_recipe
 
 EXPORT_FORMAT = 1
@@ -210,8 +209,7 @@ def read_taken(run: Path) -> dict[str, str]:
 def note_taken(run: Path, stage: StoredStage, name: str) -> None:
     """From now on the run is made with these weights of another's, even if the stage is trained further over there."""
     if (known := read_taken(run)).get(name) != stage.hash:
-        write_json(run / f".{TAKEN}.tmp", {**known, name: stage.hash})
-        os.replace(run / f".{TAKEN}.tmp", run / TAKEN)
+        replace_json(run / TAKEN, {**known, name: stage.hash})
 
 
 def _read_checkpoint(home: Path, recipe: Recipe, current: Any, name: str, checkpoint: str) -> StoredStage:

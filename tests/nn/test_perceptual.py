@@ -14,6 +14,7 @@ from tessera.config import UserError
 from tessera.nn.perceptual import PerceptualConfig, VGG16Distance, load_vgg16
 from tessera.pipeline import resolve
 from tessera.recipes import RECIPES
+from tests.nn.public_nets import public_layout
 
 # Convolutions of torchvision's vgg16().features, in order: (out, in).
 PUBLIC = [(64, 3), (64, 64), (128, 64), (128, 128), (256, 128), (256, 256), (256, 256)]
@@ -86,23 +87,11 @@ def test_the_distance_of_a_picture_does_not_depend_on_its_batch(net: VGG16Distan
 # ---- weights from a file
 
 
-def public_layout() -> nn.Sequential:
-    """torchvision's vgg16().features, as documented: convolutions with ReLU, a max-pool after each of five groups."""
-    layers: list[nn.Module] = []
-    width_in = 3
-    for group in ((64, 64), (128, 128), (256,) * 3, (512,) * 3, (512,) * 3):
-        for width in group:
-            layers += [nn.Conv2d(width_in, width, 3, padding=1), nn.ReLU()]
-            width_in = width
-        layers.append(nn.MaxPool2d(2, 2))
-    return nn.Sequential(*layers)
-
-
 @pytest.fixture(scope="module")
 def public(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Sequential, Path]:
     """A network with random weights and its file by torchvision's names, classifier included."""
     torch.manual_seed(1)
-    chain, path = public_layout(), tmp_path_factory.mktemp("vgg") / "vgg16.safetensors"
+    chain, path = public_layout("vgg"), tmp_path_factory.mktemp("vgg") / "vgg16.safetensors"
     tensors = {f"features.{name}": value for name, value in chain.state_dict().items()}
     save_file({**tensors, "classifier.0.bias": torch.zeros(7)}, path)
     return chain, path
