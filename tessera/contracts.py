@@ -125,7 +125,7 @@ class Stage:
     after: Callable[[Nets, Mapping[str, Tensor], int], None] = _nothing_after  # once a step, with the stats of its turns
     digest: Callable[[Mapping[str, Tensor]], dict[str, float]] = _empty_digest  # reduced sums -> numbers: code use
     compiled: tuple[type[nn.Module], ...] = ()  # module classes that engine.compile compiles
-    recorded: tuple[type[nn.Module], ...] = ()  # with engine.cuda_graphs: larger ones that are compiled and recorded instead
+    recorded: tuple[type[nn.Module], ...] = ()  # larger ones that engine.cuda_graphs records; () records each compiled one
     shapes: Shapes = "one"  # how many different ones batches have
     sharded: tuple[type[nn.Module], ...] = ()  # module classes that engine.parallel: shard slices; nets without one stay whole
     checkpointed: tuple[type[nn.Module], ...] = ()  # module classes that engine.activation_checkpointing recomputes

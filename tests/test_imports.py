@@ -22,6 +22,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "randomness": (),
     "files": (),
     "compiling": (),
+    "recording": (),
     "batches": (),
     "config": (),
     "media": (),
@@ -45,7 +46,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "": ("pipeline", "sampling"),  # tessera/__init__.py: what Python users call
     "__main__": ("cli",),
 }
-EVERYBODY = ("randomness", "files", "compiling")  # they import nothing of ours
+EVERYBODY = ("randomness", "files", "compiling", "recording")  # they import nothing of ours
 
 
 def room_of(module: str) -> str:

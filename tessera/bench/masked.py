@@ -37,7 +37,6 @@ WORDS = {
     "blocks": "each block is compiled by itself, and not the whole network; training then has no CUDA graphs",
     "unmasked": "cross-attention sees every text state: no mask, so dropped captions are not dropped",
     "whole": "the vocabulary in one piece, as the peer has it, not as two digits",
-    "recorded": "meshes: both stages in CUDA graphs, one for each length",
     "heads64": "400m: heads of 64 channels, not 128",
     "frames": "clips: whole frames are shown or taken away, as presets train, which masks attention",
     "fp32": "sampling: pixels in full precision, not bf16; video.ar: ids too",

@@ -13,7 +13,6 @@ import torch
 
 from tessera.batches import MeshBatch, TextStates
 from tessera.bench.images import reduced, trainer
-from tessera.bench.masked import variant
 from tessera.bench.timing import device, time_call
 from tessera.config import MeshDataConfig
 from tessera.contracts import Stage
@@ -81,7 +80,7 @@ def meshes(num: int, faces: int) -> MeshBatch:
 
 def timed_training(stage: Stage, num: int, faces: int) -> dict[str, Any]:
     """A whole step of the engine, compiled as preset small trains."""
-    step, batch = trainer(stage, 0, graphs="recorded" in variant()), meshes(num, faces)
+    step, batch = trainer(stage, 0, graphs=True), meshes(num, faces)
     repeats, warm = (2, 1) if reduced() else (20, 5)
     row = time_call(lambda: step(batch), num * faces, repeats=repeats, warm=warm)
     return row | facts(num, faces, sum(map(count, stage.nets.values())))

@@ -13,6 +13,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from tessera.engine.replay import launched_one_by_one
+
 
 class Operations(TorchDispatchMode):
     """Adds up the floating-point operations of products and convolutions by torch's own formulas.
@@ -44,7 +46,7 @@ def settle() -> None:
 
 def count_operations(call: Callable[[], Any]) -> int:
     """Of one call, uncompiled. Only after a warm-up: a module that is first called under this stance would never compile."""
-    with torch.compiler.set_stance("force_eager"), Operations() as counter:
+    with launched_one_by_one(), torch.compiler.set_stance("force_eager"), Operations() as counter:
         call()
     return counter.total
 

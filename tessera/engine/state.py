@@ -17,6 +17,7 @@ from tessera.config import EngineConfig
 from tessera.contracts import Stage
 from tessera.engine.ema import Pairs, average_of, pairs_of
 from tessera.engine.optim import build_optimizer
+from tessera.engine.replay import replay
 from tessera.engine.shard import shard_net, units_of
 
 
@@ -80,16 +81,18 @@ def refuse_shared(stage: Stage) -> None:
 
 
 def speed_up(net: nn.Module, stage: Stage, config: EngineConfig) -> None:
-    """Recomputation first, compilation around it. Both in place, so parameter names stay what they are.
+    """Recomputation first, compilation around it, a recording around that. All in place, so parameter names stay what they are.
 
-    A recording costs the host as much as launching a dozen kernels, so with CUDA graphs few large modules are better than many.
+    A recording costs the host as much as launching a dozen kernels, so few large modules are better than many: those that a stage
+    names as recorded are, and what is compiled in them is not recorded again.
     """
-    compiled = (stage.recorded or stage.compiled) if config.cuda_graphs else stage.compiled
     for module in net.modules():
         if config.activation_checkpointing and isinstance(module, stage.checkpointed):
             module.forward = _recomputed(module.forward)
-        if config.compile and isinstance(module, compiled):
-            compile_module(module, recorded=config.cuda_graphs, shapes=stage.shapes)
+        if config.compile and isinstance(module, stage.compiled):
+            compile_module(module, recorded=config.cuda_graphs and not stage.recorded, shapes=stage.shapes)
+        if config.cuda_graphs and isinstance(module, stage.recorded):
+            replay(module)
 
 
 def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:

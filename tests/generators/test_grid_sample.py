@@ -12,7 +12,7 @@ from tessera.generators.autoregressive.grid_model import GridAutoregressive, Gri
 from tessera.generators.autoregressive.grid_sample import GridSampleConfig, GridSampler, GridWriter, plan_of
 from tessera.generators.autoregressive.grid_schedule import Schedule, sequential, wavefront
 from tessera.nn.nearby import Grid, NearbyConfig, Window, window_of
-from tessera.nn.recording import mapped
+from tessera.recording import mapped
 from tests.generators.grid_toys import CPU, NEAR, VOCABULARY, anything, clips, drawn, generator, rows, watched, words
 
 CASES = [

@@ -20,7 +20,7 @@ from tessera.generators.masked.order import halton_ranks, num_revealed
 from tessera.generators.masked.replay import GraphedSampler
 from tessera.generators.masked.sample import Drawer, MaskedSampleConfig, sample
 from tessera.generators.masked.windows import Span, Window, draw_long
-from tessera.nn.recording import tensors_of
+from tessera.recording import tensors_of
 from tests.generators.masked_toys import generator, random_text, wordless
 from tests.generators.test_masked_frames import CLIP, VOCABULARY, clip_critic, shifted_copy, steps_of
 from tests.generators.test_masked_sample import filled_with

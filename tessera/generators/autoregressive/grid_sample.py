@@ -22,8 +22,8 @@ from tessera.generators.autoregressive.sample import CHOICE, ChoiceConfig
 from tessera.nn.drawing import draw
 from tessera.nn.nearby import Grid, Ring, Slot, Window, window_of
 from tessera.nn.nearby_cross import CrossWindow, cross_window
-from tessera.nn.recording import Recording, sampling_precision, shapes_of
 from tessera.randomness import mix_tensors, uniform
+from tessera.recording import Recording, sampling_precision, shapes_of
 
 
 class GridSampleConfig(ChoiceConfig):

@@ -13,6 +13,7 @@ from tessera.generators.autoregressive.grid_model import GridAutoregressive, Gri
 from tessera.generators.autoregressive.model import Level
 from tessera.generators.autoregressive.stage import AutoregressiveStageConfig
 from tessera.generators.stage import generator_stage
+from tessera.nn.attention import EncoderBlock
 from tessera.text.bytes import ByteEncoder
 
 
@@ -40,7 +41,7 @@ def build_stage(config: GridStageConfig, nets: dict[str, nn.Module]) -> Stage:
     losses = GridLosses(config.loss)
     return replace(
         generator_stage(config, nets, losses, digest),
-        compiled=(GridBlock, Level, ByteEncoder),
+        compiled=(GridBlock, Level, EncoderBlock),
         recorded=(GridAutoregressive, ByteEncoder),
         sharded=(GridBlock,),
         checkpointed=(GridBlock,),

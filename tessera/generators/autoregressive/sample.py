@@ -21,8 +21,8 @@ from tessera.config import Config
 from tessera.contracts import Constraint
 from tessera.generators.autoregressive.model import PREFIX, Autoregressive, length_class
 from tessera.nn.drawing import draw
-from tessera.nn.recording import Recording, mapped, sampling_precision, shapes_of
 from tessera.randomness import mix_tensors, uniform
+from tessera.recording import Recording, mapped, sampling_precision, shapes_of
 
 CHOICE = 41  # stream of random numbers
 FIRST_ROOM = 64  # groups that the first buffer holds

@@ -15,6 +15,7 @@ from tessera.contracts import Nets, Stage
 from tessera.generators.autoregressive.losses import AutoregressiveLossConfig, AutoregressiveLosses, as_it_is, digest
 from tessera.generators.autoregressive.model import Autoregressive, AutoregressiveConfig, Block, Level
 from tessera.generators.stage import generator_stage
+from tessera.nn.attention import EncoderBlock
 from tessera.text.bytes import ByteEncoder
 
 
@@ -50,7 +51,7 @@ def build_stage(
     losses = AutoregressiveLosses(config.loss, read)
     return replace(
         generator_stage(config, nets, losses, digest),
-        compiled=(Block, Level, ByteEncoder),
+        compiled=(Block, Level, EncoderBlock),
         recorded=(Autoregressive, ByteEncoder),
         shapes="many",
         sharded=(Block,),

@@ -23,8 +23,8 @@ from tessera.generators.diffusion.condition import Condition
 from tessera.generators.diffusion.guidance import GuidanceConfig, branched, branches_of, guided
 from tessera.generators.diffusion.processes import Edm, Guess, Process, recalling
 from tessera.generators.diffusion.samplers import Grid, Passes, Sampler, levels_of, passes_of, resampled
-from tessera.nn.recording import Recording, mapped, sampling_precision, shapes_of
 from tessera.randomness import mix_tensors, normal
+from tessera.recording import Recording, mapped, sampling_precision, shapes_of
 
 START, FRESH, KNOWN, AGAIN = range(41, 45)  # streams of random numbers
 

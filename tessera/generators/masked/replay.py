@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tessera.batches import TextStates
 from tessera.generators.masked.model import MaskedTransformer
 from tessera.generators.masked.sample import Drawer, MaskedSampleConfig, Setup, State
-from tessera.nn.recording import Recording, sampling_precision, shapes_of
+from tessera.recording import Recording, sampling_precision, shapes_of
 
 
 class GraphedSampler:

@@ -13,6 +13,7 @@ from tessera.generators.masked.critic import HeadCriticConfig, TokenCriticConfig
 from tessera.generators.masked.losses import MaskedLossConfig, MaskedLosses
 from tessera.generators.masked.model import Head, Low, MaskedConfig, MaskedTransformer, Trunk
 from tessera.nn.adaptive import AdaptiveBlock
+from tessera.nn.attention import EncoderBlock
 from tessera.text.bytes import ByteEncoder
 
 
@@ -74,7 +75,7 @@ def build_stage(config: MaskedStageConfig, nets: dict[str, nn.Module]) -> Stage:
         optim=optim,
         best=Best("loss", higher_is_better=False),
         measure=losses.measure,
-        compiled=(AdaptiveBlock, ByteEncoder),
+        compiled=(AdaptiveBlock, EncoderBlock),
         recorded=(Trunk, ByteEncoder),
         sharded=(AdaptiveBlock, Head),
         checkpointed=(AdaptiveBlock,),

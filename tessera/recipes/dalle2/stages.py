@@ -147,7 +147,7 @@ def prior_step(config: Dalle2Config) -> Train:
 
     def build_prior() -> Stage:
         stage = build_diffusion(
-            config.prior, prior_nets(config), read_prior, recalls=recalls(config.prior), compiled=(EncoderBlock, ByteEncoder),
+            config.prior, prior_nets(config), read_prior, recalls=recalls(config.prior), compiled=(EncoderBlock,),
             recorded=(Prior, ByteEncoder), sharded=(EncoderBlock,), checkpointed=(EncoderBlock,),
         )  # fmt: skip
         assert stage.measure is not None
@@ -235,6 +235,6 @@ def superres_step(config: Dalle2Config, name: str, stage: SuperresConfig) -> Tra
 def picture_stage(stage: DiffusionStageConfig, nets: dict[str, nn.Module], read: Read) -> Stage:
     """How a denoiser of pictures is trained."""
     return build_diffusion(
-        stage, nets, read, recalls=recalls(stage), compiled=(*COMPILED, ByteEncoder), recorded=(*RECORDED, ByteEncoder),
+        stage, nets, read, recalls=recalls(stage), compiled=(*COMPILED, EncoderBlock), recorded=(*RECORDED, ByteEncoder),
         sharded=SHARDED, checkpointed=CHECKPOINTED,
     )  # fmt: skip

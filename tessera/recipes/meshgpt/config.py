@@ -100,7 +100,7 @@ def small() -> MeshGPTConfig:
     return MeshGPTConfig(
         preset="small",
         data=MeshDataConfig(workers=8),
-        engine=EngineConfig(precision="bf16", compile=True, preview_samples=4),
+        engine=EngineConfig(precision="bf16", compile=True, cuda_graphs=True, preview_samples=4),
     )
 
 
@@ -119,8 +119,8 @@ def base() -> MeshGPTConfig:
             steps=100_000,
         ),
         engine=EngineConfig(
-            precision="bf16", compile=True, micro_batch_size=32, validate_every_steps=2000, save_every_steps=5000,
-            preview_samples=4,
+            precision="bf16", compile=True, cuda_graphs=True, micro_batch_size=32, validate_every_steps=2000,
+            save_every_steps=5000, preview_samples=4,
         ),
     )  # fmt: skip
 

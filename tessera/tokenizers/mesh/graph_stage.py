@@ -41,7 +41,7 @@ def build_stage(config: GraphTokenizerStageConfig, bins: int) -> Stage:
         measure=losses.measure,
         after=follow,
         digest=losses.digest,
-        compiled=(Encoder, Decoder),
+        compiled=(GraphLayer, ConvBlock, EncoderBlock),
         recorded=(GraphTokenizer,),
         shapes="many",
         sharded=(Encoder, Decoder),

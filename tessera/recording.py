@@ -1,12 +1,13 @@
 """A step recorded once as a CUDA graph and replayed: the host launches one thing instead of a thousand.
 
 What a step reads lies in dataclasses of tensors, at any depth. A recording has buffers of its own, which it updates in place.
+How nets are recorded for training stands in `engine/replay.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -56,10 +57,24 @@ def shapes_of(*items: Any) -> tuple[Any, ...]:
 
 
 def tensors_of(item: Any) -> list[Tensor]:
-    """All tensors of a dataclass and of those in it, in the order of their fields."""
-    if isinstance(item, Tensor):
+    """All tensors of dataclasses, tuples, lists and dictionaries, at any depth, in their order."""
+    return [leaf for leaf in leaves_of(item) if isinstance(leaf, Tensor)]
+
+
+def leaves_of(item: Any) -> list[Any]:
+    """Tensors, and whatever else cannot be taken apart."""
+    if (parts := parts_of(item)) is None:
         return [item]
-    return [tensor for part in fields(item) for tensor in tensors_of(getattr(item, part.name))] if is_dataclass(item) else []
+    return [leaf for part in parts for leaf in leaves_of(part)]
+
+
+def parts_of(item: Any) -> list[Any] | None:
+    """One level down; None where there is none."""
+    if is_dataclass(item) and not isinstance(item, type):
+        return [getattr(item, part.name) for part in fields(item)]
+    if isinstance(item, Mapping):
+        return list(item.values())
+    return list(item) if isinstance(item, list | tuple) else None
 
 
 def cloned(item: Any) -> Any:
@@ -68,16 +83,21 @@ def cloned(item: Any) -> Any:
 
 
 def mapped(item: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same with every tensor changed."""
+    """The same with every tensor changed, in the order of `tensors_of`."""
     if isinstance(item, Tensor):
         return change(item)
-    if not is_dataclass(item) or isinstance(item, type):
-        return item
-    return replace(item, **{part.name: mapped(getattr(item, part.name), change) for part in fields(item)})
+    if is_dataclass(item) and not isinstance(item, type):
+        return replace(item, **{part.name: mapped(getattr(item, part.name), change) for part in fields(item)})
+    if isinstance(item, Mapping):
+        return {name: mapped(value, change) for name, value in item.items()}
+    if isinstance(item, list | tuple):
+        parts = [mapped(part, change) for part in item]
+        return type(item)(*parts) if hasattr(item, "_fields") else type(item)(parts)
+    return item
 
 
 def copy_tensors(into: Any, source: Any) -> None:
-    """Overwrites tensors with those of the same dataclass."""
+    """Overwrites tensors with those of the same structure."""
     for old, new in zip(tensors_of(into), tensors_of(source), strict=True):
         if old is not new:
             old.copy_(new)

@@ -1,0 +1,211 @@
+"""Recorded nets: the same losses and gradients as launched ones. A stand-in for CUDA graphs launches again at every replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tessera.contracts import frozen
+from tessera.engine.replay import MOST_FLIGHTS, WARM_UP_CALLS, Graph, Replayed, launched_one_by_one
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    x: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    y: Tensor
+    ids: Tensor
+    terms: dict[str, Tensor]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out, self.idle = nn.Linear(4, 8), nn.Linear(8, 4), nn.Linear(4, 4)
+
+    def forward(self, given: Given, scale: float = 1.0, after: Tensor | None = None) -> Made:
+        h = torch.tanh(self.into(given.x)) * given.mask[..., None]
+        h = h if after is None else h + after
+        y = self.out(h) * scale
+        return Made(y, y.argmax(-1), {"size": h.square().sum(-1), "still": h.detach().sum(-1)})
+
+
+class Again(Graph):
+    """Records nothing, launches again."""
+
+    def __init__(self, device: torch.device, pool: Any) -> None:
+        self.replays = 0
+
+    def record(self, launch: Callable[[], None]) -> None:
+        self.launch = launch
+        launch()
+
+    def replay(self) -> None:
+        self.replays += 1
+        with torch.enable_grad():
+            self.launch()
+
+
+class Anywhere(Replayed):
+    """Also on a CPU."""
+
+    def follows(self, inputs: Any) -> bool:
+        return bool(inputs)
+
+
+@pytest.fixture
+def pair() -> tuple[Net, Net, Replayed]:
+    """A net, its twin, and the twin's stand-in."""
+    torch.manual_seed(0)
+    plain, twin = Net(), Net()
+    twin.load_state_dict(plain.state_dict())
+    replayed = Anywhere(twin, twin._call_impl, Again)
+    twin._compiled_call_impl = replayed
+    return plain, twin, replayed
+
+
+def given(step: int, rows: int = 3) -> Given:
+    generator = torch.Generator().manual_seed(step)
+    return Given(torch.randn(rows, 4, generator=generator), torch.rand(rows, generator=generator) < 0.7)
+
+
+def loss_of(made: Made) -> Tensor:
+    return made.y.square().sum() + made.terms["size"].sum()
+
+
+def gradients(net: nn.Module) -> list[Tensor | None]:
+    return [None if p.grad is None else p.grad.clone() for p in net.parameters()]
+
+
+def assert_equal_gradients(one: nn.Module, other: nn.Module) -> None:
+    for first, second in zip(gradients(one), gradients(other), strict=True):
+        assert (first is None) == (second is None)
+        if first is not None and second is not None:
+            torch.testing.assert_close(first, second)
+
+
+def test_it_trains_as_the_launched_one_does_and_is_replayed(pair: tuple[Net, Net, Replayed]) -> None:
+    plain, twin, replayed = pair
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in (plain, twin)]
+    for step in range(8):
+        for net, optimizer in zip((plain, twin), optimizers, strict=True):
+            loss_of(net(given(step))).backward()
+            optimizer.step()
+        assert_equal_gradients(plain, twin)
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+    for first, second in zip(plain.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(first, second)
+    (recording,) = replayed.recordings.values()
+    assert recording.there.replays == recording.back.replays == 8 - WARM_UP_CALLS  # type: ignore[attr-defined, union-attr]
+
+
+def test_outputs_are_what_the_module_returns_and_its_own(pair: tuple[Net, Net, Replayed]) -> None:
+    plain, twin, _ = pair
+    kept = [twin(given(step)) for step in range(3) if not loss_of(twin(given(step))).backward()]
+    for step, made in enumerate(kept):
+        wanted = plain(given(step))
+        torch.testing.assert_close(made.y, wanted.y)
+        assert torch.equal(made.ids, wanted.ids)
+        assert made.terms.keys() == wanted.terms.keys()
+        grown = [made.y.requires_grad, made.ids.requires_grad, *(made.terms[name].requires_grad for name in ("size", "still"))]
+        assert grown == [True, False, True, False]
+
+
+def test_batches_add_up(pair: tuple[Net, Net, Replayed]) -> None:
+    plain, twin, replayed = pair
+    for step in range(5):
+        for net in (plain, twin):
+            net.zero_grad(set_to_none=True)
+            for micro in range(3):
+                loss_of(net(given(10 * step + micro))).backward()
+        assert_equal_gradients(plain, twin)
+    assert len(replayed.recordings) == 1
+
+
+def test_two_calls_before_one_backward_pass_have_memory_of_their_own(pair: tuple[Net, Net, Replayed]) -> None:
+    plain, twin, replayed = pair
+    for step in range(8):
+        for net in (plain, twin):
+            net.zero_grad(set_to_none=True)
+            (loss_of(net(given(step))) * 2 - loss_of(net(given(100 + step)))).backward()
+        assert_equal_gradients(plain, twin)
+    assert sorted(key[0] for key in replayed.recordings) == [0, 1]  # type: ignore[index]
+
+
+def test_more_calls_than_lanes_are_launched(pair: tuple[Net, Net, Replayed]) -> None:
+    plain, twin, replayed = pair
+    for step in range(4 + WARM_UP_CALLS * MOST_FLIGHTS):
+        for net in (plain, twin):
+            net.zero_grad(set_to_none=True)
+            sum((loss_of(net(given(step + 50 * i))) for i in range(MOST_FLIGHTS + 2)), torch.zeros(())).backward()
+        assert_equal_gradients(plain, twin)
+    assert len(replayed.recordings) == MOST_FLIGHTS
+
+
+def test_a_call_that_never_goes_back_gives_its_lane_free(pair: tuple[Net, Net, Replayed]) -> None:
+    _, twin, replayed = pair
+    for step in range(6):
+        made = twin(given(step))
+        del made
+    assert [key[0] for key in replayed.recordings] == [0]  # type: ignore[index]
+    assert all(lane.free for lane in replayed.lanes)
+
+
+def test_shapes_constants_frozen_parameters_and_inputs_with_gradients_are_told_apart(pair: tuple[Net, Net, Replayed]) -> None:
+    plain, twin, replayed = pair
+    for step in range(5):
+        for rows in (2, 5):
+            for scale in (1.0, 3.0):
+                for held in (False, True):
+                    ins = []
+                    for net in (plain, twin):
+                        net.zero_grad(set_to_none=True)
+                        x = given(step, rows).x.requires_grad_(held)
+                        with frozen(net.into.parameters() if held else []):
+                            loss_of(net(Given(x, given(step, rows).mask), scale, after=torch.ones(rows, 8))).backward()
+                        ins.append(torch.zeros(0) if x.grad is None else x.grad)
+                    assert_equal_gradients(plain, twin)
+                    torch.testing.assert_close(ins[0], ins[1])
+    assert len(replayed.recordings) == 8
+
+
+def test_without_gradients_it_is_recorded_too(pair: tuple[Net, Net, Replayed]) -> None:
+    plain, twin, replayed = pair
+    for step in range(5):
+        with torch.no_grad():
+            first, wanted = twin(given(step)), plain(given(step))
+        torch.testing.assert_close(first.y, wanted.y)
+        loss_of(twin(given(step), after=first.y.sum(-1, keepdim=True).expand(-1, 8))).backward()
+    assert sorted(key[1] for key in replayed.recordings) == [False, True]  # type: ignore[index]
+
+
+def test_going_back_twice_is_refused(pair: tuple[Net, Net, Replayed]) -> None:
+    _, twin, _ = pair
+    for step in range(WARM_UP_CALLS):
+        loss_of(twin(given(step))).backward()
+    loss = loss_of(twin(given(9)))
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="goes back once a call"):
+        loss.backward()
+
+
+def test_one_by_one_nothing_is_replayed(pair: tuple[Net, Net, Replayed]) -> None:
+    _, twin, replayed = pair
+    with launched_one_by_one():
+        for step in range(5):
+            twin(given(step))
+    assert not replayed.recordings
+    on_a_cpu = Replayed(twin, twin._call_impl, Again)
+    for step in range(5):
+        on_a_cpu(given(step))
+    assert not on_a_cpu.recordings
