@@ -46,8 +46,14 @@ class Again(Graph):
         self.replays = 0
 
     def record(self, launch: Callable[[], None]) -> None:
+        """Leaves no trace, as on a GPU: draws no random numbers and writes no gradients."""
         self.launch = launch
-        launch()
+        gradients = launch.__self__.lane.gradients.values()  # type: ignore[attr-defined]
+        kept = [gradient.clone() for gradient in gradients]
+        with torch.random.fork_rng(devices=[]):
+            launch()
+        for gradient, before in zip(gradients, kept, strict=True):
+            gradient.copy_(before)
 
     def replay(self) -> None:
         self.replays += 1
