@@ -7,6 +7,7 @@ from pydantic import Field
 from tessera.config import Config, OptimConfig
 from tessera.contracts import Best, Stage, Turn
 from tessera.nn.attention import EncoderBlock
+from tessera.nn.quantizers import Residual
 from tessera.tokenizers.mesh.autoencoder import ConvBlock, Decoder, Encoder, GraphLayer, GraphTokenizer, GraphTokenizerConfig
 from tessera.tokenizers.mesh.graph_losses import GraphLossConfig, GraphLosses, follow
 
@@ -41,7 +42,7 @@ def build_stage(config: GraphTokenizerStageConfig, bins: int) -> Stage:
         measure=losses.measure,
         after=follow,
         digest=losses.digest,
-        compiled=(GraphLayer, ConvBlock, EncoderBlock),
+        compiled=(Encoder, Residual, ConvBlock, EncoderBlock),
         recorded=(GraphTokenizer,),
         shapes="many",
         sharded=(Encoder, Decoder),
