@@ -39,11 +39,10 @@ _PARTS = ("vertices", "faces", "starts")
 _NONE = Mesh(np.zeros((0, 3)), np.zeros((0, 3), np.int64))
 
 
-def mesh_cache_folder(feed: Feed) -> Path:
-    """Where the cache of a feed lies: its name is the hash of all that decides its content."""
-    data: MeshDataConfig = feed.config
-    facts = [FORMAT, data.up, data.bins, data.max_faces, stamp(feed.source)]
-    return feed.caches / f"meshes-{mix_text(json.dumps(facts)):016x}"
+def mesh_cache_folder(caches: Path, source: Source, config: MeshDataConfig) -> Path:
+    """Where the cache of a source lies: its name is the hash of all that decides its content."""
+    facts = [FORMAT, config.up, config.bins, config.max_faces, stamp(source)]
+    return caches / f"meshes-{mix_text(json.dumps(facts)):016x}"
 
 
 # --- writing
@@ -51,7 +50,7 @@ def mesh_cache_folder(feed: Feed) -> Path:
 
 def write_meshes(feed: Feed) -> Path:
     """Makes what is missing of a cache."""
-    folder, num_samples = mesh_cache_folder(feed), len(feed.source)
+    folder, num_samples = mesh_cache_folder(feed.caches, feed.source, feed.config), len(feed.source)
     feed.uses(folder)
     shards = [shard for shard in range(-(-num_samples // SHARD_SAMPLES)) if not part_path(folder, shard, "starts").exists()]
     if not shards and (folder / "manifest.json").is_file():
@@ -158,6 +157,12 @@ def _finish(feed: Feed, folder: Path) -> None:
 
 
 # --- reading
+
+
+def find_meshes(caches: Path, source: Source, config: MeshDataConfig) -> MeshCache | None:
+    """The finished cache of a source, if there is one."""
+    folder = mesh_cache_folder(caches, source, config)
+    return MeshCache(folder) if (folder / "manifest.json").is_file() else None
 
 
 class MeshCache:

@@ -66,6 +66,13 @@ class MeshRows:
 
 
 @dataclass(frozen=True, slots=True)
+class BinnedSet(CloudSet):
+    """Meshes as sets and copies compare them: faces in bins, and clouds of these."""
+
+    corners: Sequence[Corners]  # of all meshes
+
+
+@dataclass(frozen=True, slots=True)
 class Measuring:
     """How shapes become points, and where these are compared."""
 
@@ -74,10 +81,12 @@ class Measuring:
     seed: int
     device: torch.device
 
-    def clouds(self, meshes: Sequence[Mesh]) -> CloudSet:
+    def clouds(self, meshes: Sequence[Mesh]) -> BinnedSet:
         """In bins, so that a copy is at distance 0, then in one box; shapes without a surface are left out."""
-        coarse = (to_mesh(quantise(mesh, self.bins), self.bins) for mesh in meshes)
-        return sample_set([normalise(mesh) if len(mesh.faces) else mesh for mesh in coarse], self.points, self.seed)
+        corners = [quantise(mesh, self.bins) for mesh in meshes]
+        coarse = (to_mesh(own, self.bins) for own in corners)
+        found = sample_set([normalise(mesh) if len(mesh.faces) else mesh for mesh in coarse], self.points, self.seed)
+        return BinnedSet(found.points, found.kept, found.num_empty, corners)
 
 
 def evaluate_meshes(
@@ -94,7 +103,7 @@ def evaluate_meshes(
     report: Report = {"n": len(asked), "seed": config.seed, "held_out": material.origin, "subject": dict(subject.about)}
     report |= {"points": measuring.points, "bins": material.bins}
     report["oracle"] = oracle_report(material, rows, config.seed)
-    report["reconstruction"] = reconstruction_report(rows, measuring)
+    report["reconstruction"] = reconstruction_report(rows, clouds, measuring)
     report["shapes"] = shapes_report(rows)
     nearest: dict[int, int] = {}
     few = f"{len(asked)} held-out and {len(material.train)} training shapes: too few; {MIN_SAMPLES} or more are needed"
@@ -175,13 +184,12 @@ def oracle_report(material: MeshMaterial, rows: MeshRows, seed: int) -> Report:
     return {**table.get("samples", {}), "rows": table}
 
 
-def reconstruction_report(rows: MeshRows, measuring: Measuring) -> Report:
+def reconstruction_report(rows: MeshRows, clouds: Mapping[str, BinnedSet], measuring: Measuring) -> Report:
     """What the tokenizer keeps at the top; `quantised`, what bins alone would keep, below it."""
     if "reconstruction" not in rows.made:
         return {"skipped": "no reconstructions"}
-    real, bins = rows.asked.meshes, measuring.bins
-    corners = [quantise(mesh, bins) for mesh in real]
-    sides = {"quantised": [to_mesh(own, bins) for own in corners], "reconstruction": rows.made["reconstruction"]}
+    real, corners = rows.asked.meshes, clouds["real"].corners
+    sides = {"quantised": [to_mesh(own, measuring.bins) for own in corners], "reconstruction": rows.made["reconstruction"]}
     table = {name: kept_of(real, corners, made, measuring) for name, made in sides.items()}
     return {**table["reconstruction"], "rows": table}
 
@@ -194,7 +202,7 @@ def kept_of(
     right = [np.array_equal(a, b) for a, b in zip(corners, found, strict=True)]
     common = [len(_faces(a) & _faces(b)) for a, b in zip(corners, found, strict=True)]
     close = [
-        compare(*(sample_points(mesh, measuring.points, measuring.seed) for mesh in pair))
+        compare(*(sample_points(mesh, measuring.points, measuring.seed) for mesh in pair), device=measuring.device)
         for pair in zip(real, made, strict=True) if all(map(has_surface, pair))
     ]  # fmt: skip
     return {
@@ -239,14 +247,13 @@ def sets_report(material: MeshMaterial, clouds: Mapping[str, CloudSet], train: C
 
 
 def copies_report(
-    material: MeshMaterial, rows: MeshRows, clouds: Mapping[str, CloudSet], train: CloudSet, measuring: Measuring
+    material: MeshMaterial, rows: MeshRows, clouds: Mapping[str, BinnedSet], train: BinnedSet, measuring: Measuring
 ) -> tuple[Report, dict[int, int]]:
     """By Chamfer and face by face; also the nearest training shape of each sample that has a surface."""
     if "samples" not in rows.made:
         return {"skipped": "no samples"}, {}
     samples, real = clouds["samples"], clouds["real"]
-    sides = (rows.made["samples"], rows.asked.meshes, material.train.meshes)
-    equals = find_equals(*([quantise(mesh, material.bins) for mesh in side] for side in sides)).as_dict()
+    equals = find_equals(samples.corners, real.corners, train.corners).as_dict()
     report: Report = {"n": len(rows.asked), "searched": len(material.train), "equal": equals}
     if not len(samples.kept) or not len(real.kept) or not len(train.kept):
         return {**report, "note": "no sample, or no real shape, has a surface: none is near another"}, {}

@@ -1,16 +1,19 @@
 """What a model of meshes is judged by: standard meshes and captions of the training split and of the side that was held out.
 
-The sides are those of pictures (`material`). A mesh that training would reject is left out, and counted.
+The sides are those of pictures (`material`). A mesh that training would reject is left out, and counted. What a run has in its
+cache is read from there.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from tessera.config import MeshDataConfig
+from tessera.data.mesh_cache import MeshCache, find_meshes
 from tessera.data.mesh_sources import standard
 from tessera.data.sources import Source
 from tessera.evals.material import find_sides
@@ -50,26 +53,35 @@ class MeshMaterial:
 
 
 def load_meshes(
-    config: MeshDataConfig, *, most_train: int, most_held_out: int, seed: int, source: Source | None = None
-) -> MeshMaterial:
-    """Reads up to so many meshes of each side. `source` is the user's own dataset, if any."""
+    config: MeshDataConfig, *, most_train: int, most_held_out: int, seed: int, source: Source | None = None,
+    caches: Path | None = None,
+) -> MeshMaterial:  # fmt: skip
+    """Reads up to so many meshes of each side. `source` is the user's own dataset, if any: its keys do not tell whether a cache
+    is of the same meshes, so none is used. `caches` is where a run has them."""
     sides = find_sides(config, source)
-    train = read_meshes(sides.source, config, sides.train, most_train, mix(seed, 1))
-    held_out = read_meshes(sides.other, config, sides.held_out, most_held_out, mix(seed, 2))
+    cache = find_meshes(caches, sides.source, config) if caches is not None and source is None else None
+    train = read_meshes(sides.source, config, cache, sides.train, most_train, mix(seed, 1))
+    cache = cache if sides.other is sides.source else None
+    held_out = read_meshes(sides.other, config, cache, sides.held_out, most_held_out, mix(seed, 2))
     return MeshMaterial(train, held_out, len(sides.train), sides.origin, config.bins, sides.oracle)
 
 
-def read_meshes(source: Source, config: MeshDataConfig, indices: npt.NDArray[np.int64], most: int, key: int) -> MeshSide:
+def read_meshes(
+    source: Source, config: MeshDataConfig, cache: MeshCache | None, indices: npt.NDArray[np.int64], most: int, key: int
+) -> MeshSide:
     """Up to `most` of the samples, drawn by the key."""
-    meshes: list[Mesh] = []
-    captions: list[str | None] = []
-    num_refused = 0
-    for index in indices[permute(np.arange(min(most, len(indices))), len(indices), key)].tolist():
-        try:
-            mesh, _ = standard(source.read(index), config)
-        except (UnreadableMesh, ValueError, OSError):  # ValueError: `standard` says why training would reject it
-            num_refused += 1
-            continue
-        meshes.append(mesh)
-        captions.append(source.caption(index))
-    return MeshSide(tuple(meshes), tuple(captions), num_refused)
+    chosen = indices[permute(np.arange(min(most, len(indices))), len(indices), key)].tolist()
+    found = [(index, read_standard(source, config, cache, index)) for index in chosen]
+    usable = [(index, mesh) for index, mesh in found if mesh is not None]
+    meshes, captions = tuple(mesh for _, mesh in usable), tuple(source.caption(index) for index, _ in usable)
+    return MeshSide(meshes, captions, len(chosen) - len(usable))
+
+
+def read_standard(source: Source, config: MeshDataConfig, cache: MeshCache | None, index: int) -> Mesh | None:
+    """One mesh, from the cache where there is one; None if training would reject it."""
+    if cache is not None:
+        return cache.mesh(index) if cache.num_faces[index] else None
+    try:
+        return standard(source.read(index), config)[0]
+    except (UnreadableMesh, ValueError, OSError):  # ValueError: `standard` says why training would reject it
+        return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -65,42 +66,59 @@ def face_crosses(mesh: Mesh) -> Doubles:
 
 def has_surface(mesh: Mesh) -> bool:
     """Whether points can be drawn: some area, and every coordinate a number."""
-    total = float(np.linalg.norm(face_crosses(mesh), axis=1).sum())
-    return 0 < total < np.inf
+    return _solid(np.linalg.norm(face_crosses(mesh), axis=1))
 
 
 def sample_points(mesh: Mesh, num: int = NUM_POINTS, seed: int = 0) -> Cloud:
     """Uniform by area: a face by its share, then a place in it (Osada et al. 2002, equation 1). Fewer are the first of more."""
     crosses = face_crosses(mesh)
     doubled = np.linalg.norm(crosses, axis=1)
-    solid = np.flatnonzero(doubled > 0)
-    if not 0 < doubled.sum() < np.inf:
+    if not _solid(doubled):
         raise UserError(
             f"a mesh of {len(mesh.faces)} faces has the area {doubled.sum() / 2}; points need a finite area above 0: "
             "leave it out, or look for collapsed faces and for coordinates that are not numbers"
         )
-    which, root, share = (_uniform(seed, stream, num) for stream in range(3))
-    ends = np.cumsum(doubled[solid])
-    chosen = solid[np.minimum(np.searchsorted(ends, which * ends[-1], side="right"), len(solid) - 1)]
-    corners = mesh.vertices[mesh.faces[chosen]]  # n 3 3
-    root = np.sqrt(root)
-    weights = np.stack([1 - root, root * (1 - share), root * share], 1)
-    return Cloud(np.einsum("nk,nkd->nd", weights, corners), crosses[chosen] / doubled[chosen, None])
+    points, chosen = _draw(mesh, doubled, num, seed)
+    return Cloud(points, crosses[chosen] / doubled[chosen, None])
 
 
 def sample_set(meshes: Sequence[Mesh], num: int = NUM_POINTS, seed: int = 0) -> CloudSet:
     """Clouds of equal size, of all meshes that have a surface."""
-    kept = [index for index, mesh in enumerate(meshes) if has_surface(mesh)]
+    doubled = [np.linalg.norm(face_crosses(mesh), axis=1) for mesh in meshes]
+    kept = [index for index, own in enumerate(doubled) if _solid(own)]
     points = np.zeros((len(kept), num, 3), np.float32)
     for row, index in enumerate(kept):
-        points[row] = sample_points(meshes[index], num, seed).points
+        points[row] = _draw(meshes[index], doubled[index], num, seed)[0]
     return CloudSet(points, np.array(kept, np.int64), len(meshes) - len(kept))
 
 
-def compare(a: Cloud, b: Cloud) -> Closeness:
+def _solid(doubled: Doubles) -> bool:
+    """By the areas of the faces, twice."""
+    return bool(0 < doubled.sum() < np.inf)
+
+
+def _draw(mesh: Mesh, doubled: Doubles, num: int, seed: int) -> tuple[Doubles, npt.NDArray[np.int64]]:
+    """n 3: points, and the faces that they lie on, which are chosen by their areas."""
+    which, weights = _shared_draws(num, seed)
+    solid = np.flatnonzero(doubled > 0)
+    ends = np.cumsum(doubled[solid])
+    chosen = solid[np.minimum(np.searchsorted(ends, which * ends[-1], side="right"), len(solid) - 1)]
+    corners = mesh.vertices[mesh.faces].reshape(-1, 9).T.take(chosen, axis=1).reshape(3, 3, num)  # corners, coordinates, points
+    return (weights[0] * corners[0] + weights[1] * corners[1] + weights[2] * corners[2]).T, chosen
+
+
+@lru_cache(maxsize=1)
+def _shared_draws(num: int, seed: int) -> tuple[Doubles, Doubles]:
+    """The same for all shapes: n in [0, 1), which say the face, and 3 n, the weights of its corners."""
+    which, root, share = (_uniform(seed, stream, num) for stream in range(3))
+    root = np.sqrt(root)
+    return which, np.stack([1 - root, root * (1 - share), root * share])
+
+
+def compare(a: Cloud, b: Cloud, *, device: torch.device | str = "cpu") -> Closeness:
     """Chamfer as in `pairwise_chamfer`; Hausdorff; normal consistency: the mean of |cos| between the normals of a point and of
     its nearest one on the other side (Mescheder et al. 2019). A flipped face changes none of them: `mesh_health` counts those."""
-    there, back = nearest_point(a.points, b.points), nearest_point(b.points, a.points)
+    there, back = nearest_point(a.points, b.points, device=device), nearest_point(b.points, a.points, device=device)
     out, home = (np.square(x.points - y.points[i]).sum(1) for x, y, i in ((a, b, there), (b, a, back)))
     cosines = (np.abs((x.normals * y.normals[i]).sum(1)).mean() for x, y, i in ((a, b, there), (b, a, back)))
     return Closeness(
@@ -110,12 +128,13 @@ def compare(a: Cloud, b: Cloud) -> Closeness:
     )
 
 
-def nearest_point(queries: Doubles, bank: Doubles) -> npt.NDArray[np.int64]:
+def nearest_point(queries: Doubles, bank: Doubles, *, device: torch.device | str = "cpu") -> npt.NDArray[np.int64]:
     """For each query the index of the nearest point of the bank; of equals the first."""
-    columns = torch.from_numpy(np.ascontiguousarray(bank.T))[None]  # 1 3 m
-    rows = max(1, _CPU_GAPS // len(bank))
-    parts = torch.from_numpy(np.ascontiguousarray(queries.T)).split(rows, 1)
-    return torch.cat([_gaps(part, columns)[0].argmin(1) for part in parts]).numpy()
+    place = torch.device(device)
+    columns = torch.from_numpy(np.ascontiguousarray(bank.T)).to(place)[None]  # 1 3 m
+    rows = max(1, _budget(place) // len(bank))
+    parts = torch.from_numpy(np.ascontiguousarray(queries.T)).to(place).split(rows, 1)
+    return torch.cat([_gaps(part, columns)[0].argmin(1) for part in parts]).cpu().numpy()
 
 
 def pairwise_chamfer(a: Clouds, b: Clouds | None = None, *, device: torch.device | str = "cpu") -> Doubles:
@@ -126,7 +145,7 @@ def pairwise_chamfer(a: Clouds, b: Clouds | None = None, *, device: torch.device
     exactly. 2,048 points take about 7 ms a pair on one CPU core.
     """
     place = torch.device(device)
-    budget = _CPU_GAPS if place.type == "cpu" else _GPU_GAPS
+    budget = _budget(place)
     left = _columns(a, place)
     right = left if b is None else _columns(b, place)
     found = torch.zeros(len(left), len(right), dtype=torch.float64, device=place)
@@ -136,6 +155,10 @@ def pairwise_chamfer(a: Clouds, b: Clouds | None = None, *, device: torch.device
             there, back = _nearest_squares(cloud, right[start : start + at_once], budget)
             found[row, start : start + at_once] = there.double().mean(1) + back.double().mean(1)
     return (found + found.T if b is None else found).cpu().numpy()
+
+
+def _budget(place: torch.device) -> int:
+    return _CPU_GAPS if place.type == "cpu" else _GPU_GAPS
 
 
 def _nearest_squares(cloud: Tensor, others: Tensor, budget: int) -> tuple[Tensor, Tensor]:

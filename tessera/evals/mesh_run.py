@@ -21,8 +21,9 @@ def judge_meshes(session: Session, root: Any, data: Any, world: World, say: Say)
     """By meshes as training sees them; `root` is the run's config with what the user set."""
     config, source = root.evaluate, None if data is None else as_mesh_source(data)
     material = load_meshes(
-        root.data, most_train=config.train_samples, most_held_out=2 * config.n, seed=config.seed, source=source
-    )
+        root.data, most_train=config.train_samples, most_held_out=2 * config.n, seed=config.seed, source=source,
+        caches=session.path / "cache",
+    )  # fmt: skip
     return evaluate_meshes(subject_of(session, root.sample, material), material, config, world=world, say=say)
 
 

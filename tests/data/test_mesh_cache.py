@@ -51,6 +51,10 @@ def feed_of(data: Path | Source, caches: Path, said: list[str] | None = None, cu
     )  # fmt: skip
 
 
+def folder_of(feed: Feed) -> Path:
+    return mesh_cache_folder(feed.caches, feed.source, feed.config)
+
+
 def test_it_holds_the_standard_meshes_exactly(data: Path, tmp_path: Path) -> None:
     feed = feed_of(data, tmp_path / "cache")
     cache = MeshCache(write_meshes(feed))
@@ -71,13 +75,13 @@ def test_it_is_made_once_and_anew_when_a_file_or_an_option_changes(data: Path, t
     assert len(said) == 1
     names = {
         first,
-        *(mesh_cache_folder(feed_of(data, tmp_path, **each)) for each in ({"up": "z"}, {"bins": 64}, {"max_faces": 9})),
+        *(folder_of(feed_of(data, tmp_path, **each)) for each in ({"up": "z"}, {"bins": 64}, {"max_faces": 9})),
     }
     assert len({name.name for name in names}) == 4
     os.utime(data / "mesh-003.obj", ns=(1, 1))
-    assert mesh_cache_folder(feed_of(data, tmp_path / "cache")) != first
+    assert folder_of(feed_of(data, tmp_path / "cache")) != first
     (data / "mesh-000.txt").write_text("other words\n")
-    assert mesh_cache_folder(feed_of(data, tmp_path / "cache")) == mesh_cache_folder(feed_of(data, tmp_path / "cache"))
+    assert folder_of(feed_of(data, tmp_path / "cache")) == folder_of(feed_of(data, tmp_path / "cache"))
 
 
 def test_what_was_left_undone_is_gone_on_with(data: Path, tmp_path: Path) -> None:
@@ -93,7 +97,7 @@ def test_what_was_left_undone_is_gone_on_with(data: Path, tmp_path: Path) -> Non
 
     with pytest.raises(Interrupted):
         write_meshes(replace(feed, check=check))
-    folder = mesh_cache_folder(feed)
+    folder = folder_of(feed)
     with pytest.raises(UserError, match="no finished mesh cache"):
         MeshCache(folder)
     first = (folder / "00000-vertices.npy").stat().st_mtime_ns
@@ -114,7 +118,7 @@ def test_ranks_share_the_work_and_make_the_same_files(data: Path, tmp_path: Path
         thread.start()
     for thread in threads:
         thread.join()
-    both = mesh_cache_folder(feeds[0])
+    both = folder_of(feeds[0])
     assert {path.name: path.read_bytes() for path in both.iterdir()} == {path.name: path.read_bytes() for path in alone.iterdir()}
 
 

@@ -91,8 +91,8 @@ def _label_vertices(faces: Triangles, count: int) -> npt.NDArray[np.int64]:
 
 
 def _open_share(faces: Triangles) -> float:
-    edges = np.sort(np.stack([faces, np.roll(faces, -1, axis=1)], axis=-1).reshape(-1, 2), axis=1)
-    _, uses = np.unique(edges, axis=0, return_counts=True)
+    ends = np.roll(faces, -1, axis=1)
+    _, uses = np.unique(np.minimum(faces, ends) * (faces.max() + 1) + np.maximum(faces, ends), return_counts=True)
     return float(np.mean(uses != 2))
 
 
