@@ -102,10 +102,12 @@ def set_rows(sides: dict[str, Clouds], reference: Clouds, *, device: torch.devic
     inside = pairwise_chamfer(reference, device=device)
     found: dict[str, SetScores] = {}
     for name, side in sides.items():
-        equal = next((other for other in found if np.array_equal(sides[other], side)), None)
-        found[name] = found[equal] if equal is not None else score_sets(
-            pairwise_chamfer(side, device=device), inside, pairwise_chamfer(side, reference, device=device)
-        )  # fmt: skip
+        equal = [row for other, row in found.items() if np.array_equal(sides[other], side)]
+        if equal:
+            found[name] = equal[0]
+            continue
+        within, across = pairwise_chamfer(side, device=device), pairwise_chamfer(side, reference, device=device)
+        found[name] = score_sets(within, inside, across)
     return found
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,10 @@ import torch
 
 from tessera.config import MeshDataConfig, MeshEvaluateConfig, UserError
 from tessera.data.canonical import quantise, standardise, to_mesh
+from tessera.data.loader import Feed
+from tessera.data.mesh_cache import write_meshes
+from tessera.data.mesh_sources import MeshFolder
+from tessera.data.order import Cut
 from tessera.data.synth.furniture import caption, plan_furniture, sample_furniture, write_furniture
 from tessera.data.synth.furniture_oracle import oracle_accuracy
 from tessera.data.synth.splits import Split
@@ -309,6 +315,36 @@ def test_points_fall_with_the_number_of_shapes_on_a_cpu() -> None:
     assert [pick_points(auto, num, cpu) for num in (0, 1, 8, 32, 64, 4096)] == [2048, 2048, 2048, 512, 256, 256]
     assert pick_points(auto, 4096, gpu) == 2048
     assert pick_points(QUICK, 1, cpu) == 128
+
+
+@pytest.mark.parametrize("held_out", ["heldout/", "the validation split"])
+def test_what_is_in_the_cache_is_not_read_again(held_out: str, tmp_path: Path) -> None:
+    write_furniture(tmp_path / "made", 40, 0)
+    home = tmp_path / "made" / "train" if held_out == "heldout/" else (tmp_path / "made" / "train").rename(tmp_path / "moved")
+    config, caches = MeshDataConfig(path=str(home), validation_fraction=0.2, max_faces=100, workers=0), tmp_path / "cache"
+    load, source = partial(load_meshes, config, most_train=30, most_held_out=20, seed=0), MeshFolder.open(home, config)
+    feed = Feed(
+        source=source, config=config, cut=Cut(4, None, 0, 1), seed=0, device=torch.device("cpu"), validation_samples=0,
+        preview_samples=0, caches=caches, say=lambda line: None, show=lambda line: None,
+    )  # fmt: skip
+    folder, files = write_meshes(feed), load()
+    cached = load(caches=caches)
+    assert cached.origin.startswith(held_out)
+    for a, b in ((files.train, cached.train), (files.held_out, cached.held_out)):
+        assert (a.captions, a.num_refused) == (b.captions, b.num_refused)
+        for one, other in zip(a.meshes, b.meshes, strict=True):
+            np.testing.assert_array_equal(one.vertices, other.vertices)
+            np.testing.assert_array_equal(one.faces, other.faces)
+    assert len(cached.train) > 0 < cached.train.num_refused
+
+    for path in source.files():  # nothing to read, and no way to see it
+        facts = path.stat()
+        path.write_bytes(b"#" * facts.st_size)
+        os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    assert load(caches=caches).train.captions == cached.train.captions
+    assert load(caches=caches, source=source).train.captions == (), "a dataset of the user is read itself"
+    (folder / "manifest.json").unlink()
+    assert load(caches=caches).train.captions == (), "what is not finished is not used"
 
 
 def test_both_sides_are_read_from_the_files(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from tessera.config import UserError
 from tessera.evals import mesh_points
 from tessera.evals.mesh_points import Cloud, compare, has_surface, nearest_point, pairwise_chamfer, sample_points, sample_set
 from tessera.media.meshes import Mesh
+from tessera.randomness import fraction, mix
 
 
 def square(side: float = 1.0, height: float = 0.0) -> Mesh:
@@ -71,6 +72,23 @@ def test_points_lie_on_their_faces_and_by_area() -> None:
     assert (found.points[~second, :2].sum(1) <= 1 + 1e-12).all()
     assert np.allclose(found.normals[second], [1, 0, 0])
     assert np.allclose(found.normals[~second], [0, 0, 1])
+
+
+def test_points_are_those_of_loops() -> None:
+    """A face by its share of the area, then 1 - sqrt(u), sqrt(u) (1 - v) and sqrt(u) v of its corners, in the order of draws."""
+    rng = np.random.default_rng(5)
+    mesh = Mesh(rng.normal(size=(9, 3)), np.array([[0, 1, 2], [3, 3, 4], [2, 5, 6], [8, 7, 0], [1, 1, 1]]))
+    found = sample_points(mesh, 300, 4)
+    np.testing.assert_array_equal(sample_set([mesh], 300, 4).points[0], found.points.astype(np.float32))
+    draws = [[fraction(mix(4, stream, index)) for index in range(300)] for stream in range(3)]
+    corners = mesh.vertices[mesh.faces]
+    areas = [float(np.linalg.norm(np.cross(b - a, c - a)) / 2) for a, b, c in corners]
+    for which, u, v, point in zip(*draws, found.points, strict=True):
+        rest, face = which * sum(areas), 0
+        while rest >= areas[face]:
+            rest, face = rest - areas[face], face + 1
+        a, b, c = corners[face]
+        np.testing.assert_allclose(point, (1 - u**0.5) * a + u**0.5 * (1 - v) * b + u**0.5 * v * c, rtol=1e-9, atol=1e-12)
 
 
 def test_points_are_uniform_inside_a_face() -> None:
@@ -137,3 +155,6 @@ def test_the_gpu_finds_the_same() -> None:
     a, b = clouds(20, 300, 0), clouds(33, 200, 1)
     np.testing.assert_allclose(pairwise_chamfer(a, b, device=torch.device("cuda")), pairwise_chamfer(a, b), rtol=1e-5)
     assert pairwise_chamfer(a, device="cuda").diagonal().tolist() == [0] * 20
+    near, far = sample_points(square(), 500, 0), sample_points(square(2.0), 700, 1)
+    found, expected = compare(near, far, device="cuda").as_dict(), compare(near, far).as_dict()
+    assert found == pytest.approx(expected, rel=1e-9)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tessera.evals import mesh_sets
 from tessera.evals.mesh_points import pairwise_chamfer
 from tessera.evals.mesh_sets import (
     chance_accuracy,
@@ -21,6 +22,7 @@ from tessera.evals.mesh_sets import (
     own_neighbours,
     reference_rows,
     score_sets,
+    set_rows,
     size_note,
 )
 
@@ -125,6 +127,16 @@ def test_rows_of_clouds() -> None:
     assert rows["train"] != reference_rows(samples, test, train, seed=6)["train"]
     assert coverage(pairwise_chamfer(test, test)) == 1
     assert minimum_matching_distance(pairwise_chamfer(test, test)) == 0
+
+
+def test_equal_sides_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    test, sides = clouds(6, 1), {"real": clouds(6, 2), "samples": clouds(6, 3, 2.0), "reconstruction": clouds(6, 2)}
+    alone = {name: compare_sets(side, test) for name, side in sides.items()}
+    asked: list[object] = []
+    monkeypatch.setattr(mesh_sets, "pairwise_chamfer", lambda *a, **k: (asked.append(0), pairwise_chamfer(*a, **k))[1])
+    assert set_rows(sides, test) == alone
+    assert list(set_rows(sides, test)) == list(sides)
+    assert len(asked) == 2 * 5, "the reference, and two for each different side"
 
 
 def test_draws_do_not_repeat() -> None:
