@@ -13,6 +13,9 @@ from torch import nn
 Shapes = Literal["one", "few", "many"]
 """How many different shapes a module's inputs have: with few, code is made for each; with many, once for all of them."""
 
+DYNAMIC: dict[Shapes, bool | None] = {"one": None, "few": False, "many": True}
+"""What torch calls it."""
+
 
 def compile_module(module: nn.Module, *, recorded: bool = False, shapes: Shapes = "one") -> None:
     """In place. `recorded`: as CUDA graphs, too, one for each shape."""
@@ -20,7 +23,7 @@ def compile_module(module: nn.Module, *, recorded: bool = False, shapes: Shapes 
     options: dict[str, str | int | bool | Callable[..., object]] = {"triton.cudagraphs": recorded}
     if shapes == "many":
         options["triton.coalesce_tiling_analysis"] = False  # torch 2.11 fails in it where shapes are unknown
-    module.compile(options=options, dynamic={"one": None, "few": False, "many": True}[shapes])
+    module.compile(options=options, dynamic=DYNAMIC[shapes])
 
 
 @functools.cache

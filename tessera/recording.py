@@ -7,7 +7,7 @@ How nets are recorded for training stands in `engine/replay.py`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -58,14 +58,20 @@ def shapes_of(*items: Any) -> tuple[Any, ...]:
 
 def tensors_of(item: Any) -> list[Tensor]:
     """All tensors of dataclasses, tuples, lists and dictionaries, at any depth, in their order."""
-    return [leaf for leaf in leaves_of(item) if isinstance(leaf, Tensor)]
-
-
-def leaves_of(item: Any) -> list[Any]:
-    """Tensors, and whatever else cannot be taken apart."""
-    if (parts := parts_of(item)) is None:
+    if isinstance(item, Tensor):
         return [item]
-    return [leaf for part in parts for leaf in leaves_of(part)]
+    return [tensor for part in parts_of(item) or () for tensor in tensors_of(part)]
+
+
+def layout_of(item: Any) -> Hashable:
+    """All that is no tensor, and where tensors stand. Numbers and names by value; any other object is itself, as long as it
+    lives."""
+    if isinstance(item, Tensor):
+        return Tensor
+    if (parts := parts_of(item)) is not None:
+        names = tuple(item) if isinstance(item, Mapping) else ()
+        return (type(item), *names, *map(layout_of, parts))
+    return type(item), item if item is None or isinstance(item, bool | int | float | str) else id(item)
 
 
 def parts_of(item: Any) -> list[Any] | None:

@@ -97,7 +97,7 @@ def _measure(config: Any, train: Train, stage: Stage, state: TrainState, loader:
         micro_batches = [batch.to(world.device) for batch in next(batches)]
         faults = tuple(fault for batch in micro_batches for fault in batch.faults)
         seconds = []
-        for _ in range(3):  # the first one compiles and warms up
+        for _ in range(5 if config.engine.cuda_graphs else 3):  # the first one compiles and warms up, the third records
             start = time.perf_counter()
             report = train_step(state, stage, micro_batches, setting)
             losses = {turn.turn.name: turn.numbers()[f"{turn.turn.name}/loss"] for turn in report.turns}  # waits for the device

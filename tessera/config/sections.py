@@ -180,8 +180,8 @@ class EngineConfig(Config):
     compile: bool = False
     """torch.compile on the modules that the stage names."""
     cuda_graphs: bool = False
-    """With compile, on a GPU: replay recorded launches. Several times as fast where the model is small and launching is the limit;
-    each shape of batch takes a second and memory of its own."""
+    """With compile, on a GPU: replay recorded launches. Several times as fast where the model is small and launching is the
+    limit; each shape of batch takes about a second to record."""
     activation_checkpointing: bool = False
     """Recompute blocks in the backward pass instead of keeping their activations: less memory, about a third slower."""
     deterministic: bool = False

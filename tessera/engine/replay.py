@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
-from tessera.recording import leaves_of, mapped, shapes_of, tensors_of
+from tessera.recording import layout_of, mapped, shapes_of, tensors_of
 
 WARM_UP_CALLS = 2  # of each shape: compilers and libraries choose their kernels in the first ones, which must not be recorded
 MOST_FLIGHTS = 4  # calls of one net that may await their backward pass together; more are launched one by one
@@ -98,9 +98,9 @@ class Replayed:
         if recording is None:
             self.calls[key] += 1
             if self.calls[key] <= WARM_UP_CALLS or len(self.recordings) == MOST_RECORDINGS:
+                args, kwargs = mapped((args, kwargs), Tensor.clone)  # a view would be compiled for, and is not recorded
                 return self.call(*args, **kwargs)
-            recording = Recording(self, lane, (args, kwargs), wanted, backward)
-            self.recordings[key] = recording
+            recording = self.recordings[key] = self.record(lane, (args, kwargs), wanted, backward)
         if not backward:
             return recording.rebuilt(recording.go(inputs))
         flight = Flight()
@@ -108,28 +108,34 @@ class Replayed:
         return recording.rebuilt(_Pass.apply(recording, flight, *inputs, *wanted))
 
     def follows(self, inputs: Sequence[Tensor]) -> bool:
-        """Whether this call can be recorded at all."""
-        return bool(inputs) and all(tensor.is_cuda for tensor in inputs)
+        """Whether this call can be recorded at all. Inside of another recording it is a part of that one."""
+        return bool(inputs) and all(tensor.is_cuda for tensor in inputs) and not torch.cuda.is_current_stream_capturing()
 
     def kind_of(self, inputs: Sequence[Tensor], given: Any) -> tuple[Hashable, ...]:
         """What a recording fits: shapes, what has gradients, precision, and everything that is no tensor."""
         kind = inputs[0].device.type
-        others = tuple(name_of(leaf) for leaf in leaves_of(given) if not isinstance(leaf, Tensor))
         trained = tuple(p.requires_grad for p in self.parameters)
         precision = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        return shapes_of(list(inputs)), tuple(tensor.requires_grad for tensor in inputs), trained, precision, others
+        return shapes_of(list(inputs)), tuple(tensor.requires_grad for tensor in inputs), trained, precision, layout_of(given)
 
-
-def name_of(leaf: Any) -> Hashable:
-    """Numbers and names by value; any other object is itself."""
-    return leaf if leaf is None or isinstance(leaf, bool | int | float | str) else id(leaf)
+    def record(self, lane: Lane, given: Any, wanted: Sequence[nn.Parameter], backward: bool) -> Recording:
+        """A new one; what cannot be recorded is told by name."""
+        try:
+            return Recording(self, lane, given, wanted, backward)
+        except Exception as error:
+            shapes = [list(tensor.shape) for tensor in tensors_of(given)]
+            raise RuntimeError(
+                f"{type(self.module).__name__} could not be recorded as a CUDA graph for inputs of shapes {shapes}: {error}; "
+                "set engine.cuda_graphs to false"
+            ) from error
 
 
 class Lane:
-    """Memory for one call that is under way: the recordings' own, and gradients of parameters."""
+    """Memory for one call that is under way: the recordings' own, what goes in and out, and gradients of parameters."""
 
     def __init__(self) -> None:
         self.pool: Any = None
+        self.rooms: dict[Hashable, torch.UntypedStorage] = {}
         self.gradients: dict[nn.Parameter, Tensor] = {}
         self.flight: weakref.ref[Flight] | None = None
 
@@ -151,6 +157,17 @@ class Lane:
             if parameter not in self.gradients:
                 self.gradients[parameter] = torch.empty_like(parameter)
 
+    @torch.no_grad()
+    def room(self, name: Hashable, like: Tensor) -> Tensor:
+        """Uninitialised, as dense and in the same order of memory. One that is larger replaces what recordings shared so far, and
+        they go on with the old one: sizes are powers of two, so that all of them together are not many times the largest."""
+        size = max(1, like.numel() * like.element_size())
+        if name not in self.rooms or self.rooms[name].nbytes() < size:
+            bytes_ = torch.empty(1 << (size - 1).bit_length(), dtype=torch.uint8, device=like.device)
+            self.rooms[name] = bytes_.untyped_storage()
+        dense = torch.empty_like(like, device="meta")
+        return torch.empty(0, dtype=like.dtype, device=like.device).set_(self.rooms[name], 0, dense.shape, dense.stride())
+
     def keep(self, parameters: Sequence[nn.Parameter]) -> None:
         """What .grad holds of an earlier call is about to be overwritten."""
         for parameter in parameters:
@@ -166,40 +183,56 @@ class Recording:
         # The same memory as parameters of its own: a graph of this net that waits for its backward pass holds on to the others,
         # and to the stream on which they were seen first, which may not wait for one that is being recorded.
         self.twins = {p: nn.Parameter(p.detach(), p.requires_grad) for p in replayed.parameters}
-        self.inputs = [tensor.detach().clone().requires_grad_(tensor.requires_grad and backward) for tensor in tensors_of(given)]
+        tensors = tensors_of(given)
+        self.inputs = [lane.room(("in", place), tensor).copy_(tensor.detach()) for place, tensor in enumerate(tensors)]
+        for own, tensor in zip(self.inputs, tensors, strict=True):
+            own.requires_grad_(tensor.requires_grad and backward)
         self.given = refilled(given, self.inputs)  # keeps objects alive that keys know by number
         self.structure: Any = None
+        self.live: list[Tensor] = []  # outputs with all that their backward pass needs, while it is recorded
         self.outputs: list[Tensor] = []
         self.input_gradients: list[Tensor | None] = []
         self.reached: list[bool] = []
         lane.prepare(self.inputs[0].device, wanted)
         self.there = replayed.graph(self.inputs[0].device, lane.pool)
         self.there.record(self.launch_forward)
-        self.seeds = [torch.zeros_like(tensor) if tensor.requires_grad else None for tensor in self.outputs]
+        self.seeds = [lane.room(("seed", n), made) if made.requires_grad else None for n, made in enumerate(self.live)]
         self.back: Graph | None = None
         if backward:
             self.back = replayed.graph(self.inputs[0].device, lane.pool)
             self.back.record(self.launch_backward)
-        self.structure = mapped(self.structure, Tensor.detach)  # lets go of what only the backward pass needed
-        self.outputs = tensors_of(self.structure)
+        self.live = []
 
     def launch_forward(self) -> None:
         """From `inputs` to `outputs`. Autocast must keep no weights that others have cast, nor those cast here for others."""
         weights: dict[str, Tensor] = {name: self.twins[p] for name, p in self.module.named_parameters()}
         torch.clear_autocast_cache()
         with launched_one_by_one():
-            self.structure = functional_call(self.module, weights, *self.given)
+            structure = functional_call(self.module, weights, *self.given)
         torch.clear_autocast_cache()
-        self.outputs = tensors_of(self.structure)
+        self.live = tensors_of(structure)
+        if self.structure is None:
+            self.outputs = [self.lane.room(("out", place), made) for place, made in enumerate(self.live)]
+            self.structure = refilled(structure, self.outputs)
+        with torch.no_grad():
+            for own, made in zip(self.outputs, self.live, strict=True):
+                own.copy_(made)
 
     def launch_backward(self) -> None:
-        """From `seeds`, the gradients of outputs, to those of inputs and parameters."""
+        """From `seeds`, the gradients of outputs, to those of inputs and parameters; outside of autocast, as always."""
         sources = [tensor for tensor in self.inputs if tensor.requires_grad]
-        ends = [(tensor, seed) for tensor, seed in zip(self.outputs, self.seeds, strict=True) if seed is not None]
+        ends = [(made, seed) for made, seed in zip(self.live, self.seeds, strict=True) if seed is not None]
         leaves = [*sources, *(self.twins[p] for p in self.wanted)]
-        found = torch.autograd.grad([end for end, _ in ends], leaves, [seed for _, seed in ends], allow_unused=True)
+        with torch.autocast(self.inputs[0].device.type, enabled=False):
+            found = torch.autograd.grad([end for end, _ in ends], leaves, [seed for _, seed in ends], allow_unused=True)
         of_inputs = iter(found[: len(sources)])
-        self.input_gradients = [next(of_inputs) if tensor.requires_grad else None for tensor in self.inputs]
+        every = [next(of_inputs) if tensor.requires_grad else None for tensor in self.inputs]
+        if not self.input_gradients:
+            rooms = enumerate(every)
+            self.input_gradients = [None if made is None else self.lane.room(("back", place), made) for place, made in rooms]
+        for own, made in zip(self.input_gradients, every, strict=True):
+            if own is not None and made is not None:
+                own.copy_(made)
         pairs = list(zip(self.wanted, found[len(sources) :], strict=True))
         self.reached = [gradient is not None for _, gradient in pairs]
         known = [(self.lane.gradients[parameter], gradient) for parameter, gradient in pairs if gradient is not None]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tessera.batches import Batch
 from tessera.contracts import Context, Loss, Nets, Stage
+from tessera.engine.replay import launched_one_by_one
 from tessera.engine.step import Setting, autocast, reduce_losses
 
 
@@ -35,13 +36,13 @@ def validate(nets: Nets, stage: Stage, batches: Sequence[Batch], step: int, seed
 def eval_mode(nets: Mapping[str, nn.Module], compiled: bool = False) -> Iterator[None]:
     """Eval mode for the time of a validation or preview, then back to what it was.
 
-    Compiled modules run eager meanwhile, because other shapes would compile anew.
+    Compiled modules run eager meanwhile and nothing is recorded, because other shapes would be compiled and recorded anew.
     """
     training = {name: net.training for name, net in nets.items()}
     for net in nets.values():
         net.eval()
     try:
-        with torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext():
+        with launched_one_by_one(), torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext():
             yield
     finally:
         for name, net in nets.items():

@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tessera.engine.replay import Replayed
+from tessera import engine
+from tessera.compiling import DYNAMIC, settle_einops
+from tessera.engine.replay import Recording, Replayed
 from tessera.engine.state import TrainState
 from tessera.engine.step import Setting, train_step
 from tessera.recording import mapped, tensors_of
@@ -63,6 +66,39 @@ def test_recorded_nets_train_as_launched_ones(recipe: str, name: str, data: dict
         assert found == pytest.approx(wanted, rel=1e-4, abs=1e-6)
     if stage.recorded:
         assert any(stand_in.recordings for stand_in in stand_ins)
+
+
+ALWAYS = ("dalle2-superres", "meshgpt-graph-tokenizer")  # a net compiled as a whole, given views; shapes that differ
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name"),
+    [pytest.param(*s.values, id=s.id, marks=[pytest.mark.slow] * (s.id not in ALWAYS)) for s in STAGES],
+)
+def test_nothing_is_compiled_while_it_is_recorded(
+    recipe: str, name: str, data: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traced = []
+
+    class Watched(Recording):
+        def __init__(self, *args: Any) -> None:
+            before = counters["frames"]["total"]
+            super().__init__(*args)
+            traced.append(counters["frames"]["total"] - before)
+
+    monkeypatch.setattr(engine.replay, "Recording", Watched)
+    torch._dynamo.reset()
+    config = small(recipe, data)
+    stage, state, loader = prepared(config, named(config, name), WORLD, tmp_path)
+    settle_einops()
+    for module in (m for net in stage.all_nets.values() for m in net.modules()):
+        if isinstance(module, stage.compiled):
+            module.compile(backend="aot_eager", dynamic=DYNAMIC[stage.shapes])
+        if isinstance(module, stage.recorded):
+            module._compiled_call_impl = Anywhere(module, module._compiled_call_impl or module._call_impl, Again)
+    steps_of(state, stage, loader)
+    assert not any(traced)
+    assert bool(traced) == bool(stage.recorded)
 
 
 @pytest.mark.parametrize(("recipe", "name"), STAGES)

@@ -185,6 +185,46 @@ def test_shapes_constants_frozen_parameters_and_inputs_with_gradients_are_told_a
     assert len(replayed.recordings) == 8
 
 
+class Two(nn.Module):
+    def forward(self, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
+        return x + (0 if low is None else low) + (0 if high is None else 10 * high)
+
+
+def test_the_same_tensors_at_other_places_are_another_call() -> None:
+    net = Two()
+    replayed = Anywhere(net, net._call_impl, Again)
+    one = torch.ones(2)
+    for _ in range(4):
+        assert replayed(one, low=one).tolist() == replayed(one, one).tolist() == [2, 2]
+        assert replayed(one, high=one).tolist() == replayed(one, None, one).tolist() == [11, 11]
+        assert replayed(one, high=one, low=2 * one).tolist() == replayed(one, low=2 * one, high=one).tolist() == [13, 13]
+    assert len(replayed.recordings) == 6
+
+
+def test_recordings_share_rooms_and_a_larger_one_leaves_the_others_theirs(pair: tuple[Net, Net, Replayed]) -> None:
+    plain, twin, replayed = pair
+    for rows in (3, 4, 9, 3, 9, 4) * 4:
+        made, wanted = twin(given(rows, rows)), plain(given(rows, rows))
+        torch.testing.assert_close(made.y, wanted.y)
+        loss_of(made).backward()
+    few, more, many = (recording.outputs[0] for recording in replayed.recordings.values())
+    assert few.data_ptr() == more.data_ptr() != many.data_ptr()  # 48 and 64 bytes, then 144
+    assert few.is_contiguous()
+
+
+def test_what_cannot_be_recorded_is_named(pair: tuple[Net, Net, Replayed]) -> None:
+    class Broken(Again):
+        def record(self, launch: Callable[[], None]) -> None:
+            raise ValueError("no such luck")
+
+    _, twin, replayed = pair
+    replayed.graph = Broken
+    for step in range(WARM_UP_CALLS):
+        twin(given(step))
+    with pytest.raises(RuntimeError, match=r"Net could not be .* \[\[3, 4\], \[3\]\]: no such luck; set engine.cuda_graphs"):
+        twin(given(9))
+
+
 def test_without_gradients_it_is_recorded_too(pair: tuple[Net, Net, Replayed]) -> None:
     plain, twin, replayed = pair
     for step in range(5):

@@ -19,7 +19,7 @@ class GraphTokenizerStageConfig(Config):
     """The autoencoder."""
     loss: GraphLossConfig = GraphLossConfig()
     """Its target."""
-    optim: OptimConfig = OptimConfig()
+    optim: OptimConfig = OptimConfig(lr=1e-3)
     """Its optimizer."""
     ema_decay: float = Field(0.999, ge=0, lt=1)
     """Decay of the averaged weights, which are the ones to use."""
