@@ -6,7 +6,7 @@ them.
 
 A graph always reads and writes the same memory. So inputs are copied to where it reads, outputs from where it writes, and what
 lies between the two passes may not be touched by anybody else: a net that is called again before its backward pass has another
-recording with memory of its own (`Flight`). Recordings for other shapes share that memory, since only one of them is under way.
+recording with memory of its own (`Lane`). Recordings for other shapes share that memory, since only one of them is under way.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from tessera.recording import layout_of, mapped, shapes_of, tensors_of
 WARM_UP_CALLS = 2  # of each shape: compilers and libraries choose their kernels in the first ones, which must not be recorded
 MOST_FLIGHTS = 4  # calls of one net that may await their backward pass together; more are launched one by one
 MOST_RECORDINGS = 128  # of one net; more shapes are launched one by one
-
 
 _LAUNCHING: list[None] = []  # one for each `launched_one_by_one` that is open
 
@@ -81,7 +80,7 @@ class Replayed:
         self.module, self.call, self.graph = module, call, graph
         self.parameters = list(module.parameters())
         self.calls: Counter[Hashable] = Counter()
-        self.recordings: dict[Hashable, Recording] = {}
+        self.recordings: dict[Hashable, NetRecording] = {}
         self.lanes = [Lane() for _ in range(MOST_FLIGHTS)]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -118,10 +117,10 @@ class Replayed:
         precision = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         return shapes_of(list(inputs)), tuple(tensor.requires_grad for tensor in inputs), trained, precision, layout_of(given)
 
-    def record(self, lane: Lane, given: Any, wanted: Sequence[nn.Parameter], backward: bool) -> Recording:
+    def record(self, lane: Lane, given: Any, wanted: Sequence[nn.Parameter], backward: bool) -> NetRecording:
         """A new one; what cannot be recorded is told by name."""
         try:
-            return Recording(self, lane, given, wanted, backward)
+            return NetRecording(self, lane, given, wanted, backward)
         except Exception as error:
             shapes = [list(tensor.shape) for tensor in tensors_of(given)]
             raise RuntimeError(
@@ -175,7 +174,7 @@ class Lane:
                 parameter.grad = parameter.grad.clone()
 
 
-class Recording:
+class NetRecording:
     """One call, for one set of shapes."""
 
     def __init__(self, replayed: Replayed, lane: Lane, given: Any, wanted: Sequence[nn.Parameter], backward: bool) -> None:
@@ -272,7 +271,7 @@ def refilled(item: Any, tensors: Sequence[Tensor]) -> Any:
 
 class _Pass(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, recording: Recording, flight: Flight, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, recording: NetRecording, flight: Flight, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.recording, ctx.flight = recording, flight
         ctx.set_materialize_grads(False)
         outputs = recording.go(tensors[: len(recording.inputs)])

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tessera import engine
 from tessera.compiling import DYNAMIC, settle_einops
-from tessera.engine.replay import Recording, Replayed
+from tessera.engine.replay import NetRecording, Replayed
 from tessera.engine.state import TrainState
 from tessera.engine.step import Setting, train_step
 from tessera.recording import mapped, tensors_of
@@ -80,13 +80,13 @@ def test_nothing_is_compiled_while_it_is_recorded(
 ) -> None:
     traced = []
 
-    class Watched(Recording):
+    class Watched(NetRecording):
         def __init__(self, *args: Any) -> None:
             before = counters["frames"]["total"]
             super().__init__(*args)
             traced.append(counters["frames"]["total"] - before)
 
-    monkeypatch.setattr(engine.replay, "Recording", Watched)
+    monkeypatch.setattr(engine.replay, "NetRecording", Watched)
     torch._dynamo.reset()
     config = small(recipe, data)
     stage, state, loader = prepared(config, named(config, name), WORLD, tmp_path)
