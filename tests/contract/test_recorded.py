@@ -90,6 +90,8 @@ def test_nothing_is_compiled_while_it_is_recorded(
     torch._dynamo.reset()
     config = small(recipe, data)
     stage, state, loader = prepared(config, named(config, name), WORLD, tmp_path)
+    if not stage.recorded:
+        pytest.skip("nothing of it is recorded")
     settle_einops()
     for module in (m for net in stage.all_nets.values() for m in net.modules()):
         if isinstance(module, stage.compiled):
@@ -97,8 +99,8 @@ def test_nothing_is_compiled_while_it_is_recorded(
         if isinstance(module, stage.recorded):
             module._compiled_call_impl = Anywhere(module, module._compiled_call_impl or module._call_impl, Again)
     steps_of(state, stage, loader)
+    assert traced
     assert not any(traced)
-    assert bool(traced) == bool(stage.recorded)
 
 
 @pytest.mark.parametrize(("recipe", "name"), STAGES)
