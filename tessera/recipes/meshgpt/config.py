@@ -83,17 +83,17 @@ def tiny() -> MeshGPTConfig:
         data=MeshDataConfig(bins=64, max_faces=200, workers=0),
         text=ByteTextConfig(length=96, width=64, depth=1, heads=4),
         base=BaseConfig(
-            model=AutoregressiveConfig(width=128, depth=4, heads=4, inner_width=96, inner_depth=1),
-            optim=OptimConfig(lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1, warmup_steps=50),
+            model=AutoregressiveConfig(width=128, depth=4, heads=4, inner_width=64, inner_depth=1),
+            optim=OptimConfig(lr=4e-3, betas=(0.9, 0.95), weight_decay=0.1, warmup_steps=50),
             ema_decay=0.99,
-            batch_size=16,
-            steps=1000,
+            batch_size=8,
+            steps=1700,
         ),
         engine=EngineConfig(
-            log_every_steps=50, validate_every_steps=250, preview_every_steps=500, save_every_steps=250,
+            log_every_steps=50, validate_every_steps=425, preview_every_steps=850, save_every_steps=425,
             validation_samples=64, preview_samples=4,
         ),
-        sample=MeshSampleConfig(temperature=0.5, guidance=1.0),
+        sample=MeshSampleConfig(guidance=1.0),
     )  # fmt: skip
 
 
