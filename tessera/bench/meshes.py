@@ -79,7 +79,7 @@ def meshes(num: int, faces: int) -> MeshBatch:
 
 
 def timed_training(stage: Stage, num: int, faces: int) -> dict[str, Any]:
-    """A whole step of the engine, compiled as preset small trains."""
+    """A whole step of the engine, compiled and recorded as preset small trains."""
     step, batch = trainer(stage, 0, graphs=True), meshes(num, faces)
     repeats, warm = (2, 1) if reduced() else (20, 5)
     row = time_call(lambda: step(batch), num * faces, repeats=repeats, warm=warm)

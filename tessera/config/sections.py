@@ -181,7 +181,7 @@ class EngineConfig(Config):
     """torch.compile on the modules that the stage names."""
     cuda_graphs: bool = False
     """With compile, on a GPU: replay recorded launches. Several times as fast where the model is small and launching is the
-    limit; each shape of batch takes about a second to record."""
+    limit; each new shape of batch is launched twice before it is recorded."""
     activation_checkpointing: bool = False
     """Recompute blocks in the backward pass instead of keeping their activations: less memory, about a third slower."""
     deterministic: bool = False

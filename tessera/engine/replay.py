@@ -33,7 +33,7 @@ _LAUNCHING: list[None] = []  # one for each `launched_one_by_one` that is open
 
 @contextlib.contextmanager
 def launched_one_by_one() -> Iterator[None]:
-    """Nothing is recorded or replayed inside: for who wants to see every launch."""
+    """Nothing is recorded or replayed inside."""
     _LAUNCHING.append(None)
     try:
         yield
@@ -89,8 +89,8 @@ class Replayed:
             return self.call(*args, **kwargs)
         wanted = [p for p in self.parameters if p.requires_grad] if torch.is_grad_enabled() else []
         backward = torch.is_grad_enabled() and (bool(wanted) or any(tensor.requires_grad for tensor in inputs))
-        lane = next((lane for lane in self.lanes if lane.free), None) if backward else self.lanes[0]
-        if lane is None or (not backward and not lane.free):
+        lane = next((lane for lane in self.lanes if lane.free), None)
+        if lane is None:
             return self.call(*args, **kwargs)
         key = (self.lanes.index(lane), backward, self.module.training, *self.kind_of(inputs, (args, kwargs)))
         recording = self.recordings.get(key)

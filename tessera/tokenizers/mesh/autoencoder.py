@@ -133,9 +133,8 @@ class ConvBlock(nn.Module):
     def __init__(self, width: int, kernel: int, dropout: float) -> None:
         super().__init__()
         self.norm1, self.norm2 = RMSNorm(width), RMSNorm(width)
-        padding = (0, kernel // 2)
-        self.conv1 = initialise(nn.Conv2d(width, width, (1, kernel), padding=padding))
-        self.conv2 = initialise(nn.Conv2d(width, width, (1, kernel), padding=padding), gain=0)
+        self.conv1 = initialise(nn.Conv2d(width, width, (1, kernel)))  # `convolve` reads their weights
+        self.conv2 = initialise(nn.Conv2d(width, width, (1, kernel)), gain=0)
         self.dropout = dropout
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
