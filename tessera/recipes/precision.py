@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 
-def full_precision(device: torch.device) -> AbstractContextManager[None]:
-    """cuDNN rounds products to 10 bits by default, which tips ids; the CPU does not."""
-    return torch.backends.cudnn.flags(allow_tf32=False) if device.type == "cuda" else nullcontext()
+@contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """Training lets a GPU round factors to 10 bits, which tips ids, and cuDNN choose kernels by how fast they were this time,
+    which may tip them from run to run. The CPU does neither."""
+    if device.type != "cuda":
+        yield
+        return
+    matmul = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):  # of itself it turns cuDNN off
+            yield
+    finally:
+        torch.set_float32_matmul_precision(matmul)

@@ -120,11 +120,12 @@ class GraphLayer(nn.Module):
 
 
 def convolve(conv: nn.Conv2d, x: Tensor, mask: Tensor) -> Tensor:
-    """Along the faces, b f d; mask b f 1 hides the padding. As one product of windows: what torch compiles of a convolution is
-    for one length alone."""
-    reach = conv.kernel_size[1] // 2
-    windows = F.pad(x * mask, (0, 0, reach, reach)).unfold(1, 2 * reach + 1, 1)
-    return F.linear(windows.flatten(2), conv.weight.flatten(1), conv.bias)
+    """Along the faces, b f d; mask b f 1 hides the padding. As one product of windows, since what torch compiles of a convolution
+    is for one length alone; channels are innermost, so that they are written and read in the order of memory."""
+    kernel, length = conv.kernel_size[1], x.shape[1]
+    padded = F.pad(x * mask, (0, 0, kernel // 2, kernel // 2))
+    windows = torch.cat([padded[:, first : first + length] for first in range(kernel)], dim=-1)
+    return F.linear(windows, rearrange(conv.weight, "o i 1 k -> o (k i)"), conv.bias)
 
 
 class ConvBlock(nn.Module):
