@@ -13,6 +13,8 @@ from torch import nn
 Shapes = Literal["one", "few", "many"]
 """How many different shapes a module's inputs have: with few, code is made for each; with many, once for all of them."""
 
+MOST_VARIANTS = 64  # of one piece of code; torch stops at 8, and runs what comes after uncompiled
+
 DYNAMIC: dict[Shapes, bool | None] = {"one": None, "few": False, "many": True}
 """What torch calls it."""
 
@@ -20,6 +22,8 @@ DYNAMIC: dict[Shapes, bool | None] = {"one": None, "few": False, "many": True}
 def compile_module(module: nn.Module, *, recorded: bool = False, shapes: Shapes = "one") -> None:
     """In place. `recorded`: as CUDA graphs, too, one for each shape."""
     settle_einops()
+    if shapes == "few":
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_VARIANTS)
     options: dict[str, str | int | bool | Callable[..., object]] = {"triton.cudagraphs": recorded}
     if shapes == "many":
         options["triton.coalesce_tiling_analysis"] = False  # torch 2.11 fails in it where shapes are unknown

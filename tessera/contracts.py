@@ -20,6 +20,7 @@ from tessera.compiling import Shapes
 from tessera.config import Config, Kinds, OptimConfig
 
 Nets = Mapping[str, nn.Module]
+Classes = tuple[type[nn.Module], ...]  # of modules
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +125,11 @@ class Stage:
     preview: Callable[[Nets, Nets, Any, Context], Preview] | None = None  # (raw nets, averaged nets, batch, context)
     after: Callable[[Nets, Mapping[str, Tensor], int], None] = _nothing_after  # once a step, with the stats of its turns
     digest: Callable[[Mapping[str, Tensor]], dict[str, float]] = _empty_digest  # reduced sums -> numbers: code use
-    compiled: tuple[type[nn.Module], ...] = ()  # module classes that engine.compile compiles
-    recorded: tuple[type[nn.Module], ...] = ()  # larger ones that engine.cuda_graphs records; () records each compiled one
+    compiled: Classes = ()  # module classes that engine.compile compiles, the outermost ones
+    recorded: Classes = ()  # larger ones that engine.cuda_graphs records; () records each compiled one
     shapes: Shapes = "one"  # how many different ones batches have
-    sharded: tuple[type[nn.Module], ...] = ()  # module classes that engine.parallel: shard slices; nets without one stay whole
-    checkpointed: tuple[type[nn.Module], ...] = ()  # module classes that engine.activation_checkpointing recomputes
+    sharded: Classes = ()  # module classes that engine.parallel: shard slices; nets without one stay whole
+    checkpointed: Classes = ()  # module classes that engine.activation_checkpointing recomputes
 
     def __post_init__(self) -> None:
         known = set(self.nets)

@@ -89,10 +89,22 @@ def speed_up(net: nn.Module, stage: Stage, config: EngineConfig) -> None:
     for module in net.modules():
         if config.activation_checkpointing and isinstance(module, stage.checkpointed):
             module.forward = _recomputed(module.forward)
-        if config.compile and isinstance(module, stage.compiled):
-            compile_module(module, recorded=config.cuda_graphs and not stage.recorded, shapes=stage.shapes)
+    for module in to_compile(net, stage) if config.compile else ():
+        compile_module(module, recorded=config.cuda_graphs and not stage.recorded, shapes=stage.shapes)
+    for module in net.modules():
         if config.cuda_graphs and isinstance(module, stage.recorded):
             replay(module)
+
+
+def to_compile(net: nn.Module, stage: Stage) -> list[nn.Module]:
+    """The outermost of those that the stage names: what lies inside is compiled with them."""
+    found: list[nn.Module] = []
+    inside: set[nn.Module] = set()
+    for module in net.modules():
+        if isinstance(module, stage.compiled) and module not in inside:
+            found.append(module)
+            inside.update(module.modules())
+    return found
 
 
 def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tessera import engine
 from tessera.compiling import DYNAMIC, settle_einops
 from tessera.engine.replay import NetRecording, Replayed
-from tessera.engine.state import TrainState
+from tessera.engine.state import TrainState, to_compile
 from tessera.engine.step import Setting, train_step
 from tessera.recording import mapped, tensors_of
 from tests.contract.test_stages import STAGES, STEPS, WORLD, data, named, small
@@ -25,6 +25,17 @@ from tests.engine.test_replay import Again, Anywhere
 from tests.prepared import prepared
 
 __all__ = ["data"]  # a fixture
+
+PLAIN = "tokenizer.critic=null"
+"""With a critic halves of a tokenizer are recorded by torch, without one by us."""
+
+CASES = [
+    *(pytest.param(*stage.values, (), id=str(stage.id)) for stage in STAGES),
+    *(
+        pytest.param(recipe, "tokenizer", (PLAIN,), id=f"{recipe}-tokenizer-plain")
+        for recipe in ("phenaki", "phenaki-cvivit", "phenaki-frames", "muse")
+    ),
+]
 
 
 class NoTraffic(TorchDispatchMode):
@@ -50,9 +61,11 @@ def steps_of(state: TrainState, stage: Any, loader: Any) -> list[dict[str, float
     return lines
 
 
-@pytest.mark.parametrize(("recipe", "name"), STAGES)
-def test_recorded_nets_train_as_launched_ones(recipe: str, name: str, data: dict[str, Path], tmp_path: Path) -> None:
-    config = small(recipe, data)
+@pytest.mark.parametrize(("recipe", "name", "sets"), CASES)
+def test_recorded_nets_train_as_launched_ones(
+    recipe: str, name: str, sets: tuple[str, ...], data: dict[str, Path], tmp_path: Path
+) -> None:
+    config = small(recipe, data, *sets)
     lines = []
     for recorded in (False, True):
         stage, state, loader = prepared(config, named(config, name), WORLD, tmp_path)
@@ -68,15 +81,15 @@ def test_recorded_nets_train_as_launched_ones(recipe: str, name: str, data: dict
         assert any(stand_in.recordings for stand_in in stand_ins)
 
 
-ALWAYS = "dalle2-superres"  # a net compiled as a whole, given views; the others take minutes together
+ALWAYS = "dalle2-superres"  # many layers of few kinds, given views; the others take minutes together
 
 
 @pytest.mark.parametrize(
-    ("recipe", "name"),
-    [pytest.param(*s.values, id=s.id, marks=[pytest.mark.slow] * (s.id != ALWAYS)) for s in STAGES],
+    ("recipe", "name", "sets"),
+    [pytest.param(*case.values, id=case.id, marks=[pytest.mark.slow] * (case.id != ALWAYS)) for case in CASES],
 )
 def test_nothing_is_compiled_while_it_is_recorded(
-    recipe: str, name: str, data: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: str, name: str, sets: tuple[str, ...], data: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     traced = []
 
@@ -88,26 +101,26 @@ def test_nothing_is_compiled_while_it_is_recorded(
 
     monkeypatch.setattr(engine.replay, "NetRecording", Watched)
     torch._dynamo.reset()
-    config = small(recipe, data)
+    config = small(recipe, data, *sets)
     stage, state, loader = prepared(config, named(config, name), WORLD, tmp_path)
     if not stage.recorded:
         pytest.skip("nothing of it is recorded")
     settle_einops()
-    for module in (m for net in stage.all_nets.values() for m in net.modules()):
-        if isinstance(module, stage.compiled):
+    for net in stage.all_nets.values():
+        for module in to_compile(net, stage):
             module.compile(backend="aot_eager", dynamic=DYNAMIC[stage.shapes])
-        if isinstance(module, stage.recorded):
+        for module in (m for m in net.modules() if isinstance(m, stage.recorded)):
             module._compiled_call_impl = Anywhere(module, module._compiled_call_impl or module._call_impl, Again)
     steps_of(state, stage, loader)
     assert traced
     assert not any(traced)
 
 
-@pytest.mark.parametrize(("recipe", "name"), STAGES)
+@pytest.mark.parametrize(("recipe", "name", "sets"), CASES)
 def test_recorded_nets_never_turn_to_the_host(
-    recipe: str, name: str, data: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: str, name: str, sets: tuple[str, ...], data: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = small(recipe, data)
+    config = small(recipe, data, *sets)
     stage, state, loader = prepared(config, named(config, name), WORLD, tmp_path)
     calls: list[tuple[nn.Module, Any, bool]] = []
 

@@ -11,7 +11,8 @@ import torch
 from tessera.engine.dist import World
 from tessera.engine.replay import Replayed, replay
 from tessera.engine.step import Setting, train_step
-from tests.contract.test_stages import STAGES, data, named, small
+from tests.contract.test_recorded import CASES
+from tests.contract.test_stages import data, named, small
 from tests.prepared import prepared
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -20,8 +21,8 @@ __all__ = ["data"]  # a fixture
 STEPS = 8
 
 
-def numbers(recipe: str, name: str, data: dict[str, Path], folder: Path, recorded: bool) -> tuple[list[dict[str, float]], Any]:
-    world, config = World(0, 1, torch.device("cuda")), small(recipe, data)
+def numbers(config: Any, name: str, folder: Path, recorded: bool) -> tuple[list[dict[str, float]], Any]:
+    world = World(0, 1, torch.device("cuda"))
     stage, state, loader = prepared(config, named(config, name), world, folder)
     modules = [m for net in stage.all_nets.values() for m in net.modules() if isinstance(m, stage.recorded)]
     for module in modules if recorded else ():
@@ -35,12 +36,15 @@ def numbers(recipe: str, name: str, data: dict[str, Path], folder: Path, recorde
     return lines, [module._compiled_call_impl for module in modules]
 
 
-@pytest.mark.parametrize(("recipe", "name"), STAGES)
-def test_recorded_stages_train_as_launched_ones(recipe: str, name: str, data: dict[str, Path], tmp_path: Path) -> None:
-    wanted, modules = numbers(recipe, name, data, tmp_path, recorded=False)
+@pytest.mark.parametrize(("recipe", "name", "sets"), CASES)
+def test_recorded_stages_train_as_launched_ones(
+    recipe: str, name: str, sets: tuple[str, ...], data: dict[str, Path], tmp_path: Path
+) -> None:
+    config = small(recipe, data, *sets)
+    wanted, modules = numbers(config, name, tmp_path, recorded=False)
     if not modules:
         pytest.skip("nothing of it is recorded")
-    found, calls = numbers(recipe, name, data, tmp_path, recorded=True)
+    found, calls = numbers(config, name, tmp_path, recorded=True)
     assert any(isinstance(call, Replayed) and call.recordings for call in calls)
     for step, (one, other) in enumerate(zip(wanted, found, strict=True)):
         assert other == pytest.approx(one, rel=5e-3, abs=1e-4), step

@@ -8,12 +8,10 @@ from pydantic import Field
 from torch import nn
 
 from tessera.config import Config, OptimConfig
-from tessera.contracts import Stage
+from tessera.contracts import Classes, Stage
 from tessera.generators.diffusion.losses import DiffusionLossConfig, DiffusionLosses, Read, digest
 from tessera.generators.diffusion.processes import FlowConfig, ProcessConfig, build_process
 from tessera.generators.stage import generator_stage
-
-Classes = tuple[type[nn.Module], ...]
 
 
 class DiffusionStageConfig(Config):
@@ -38,12 +36,14 @@ def build_stage(
     compiled: Classes = (), recorded: Classes = (), sharded: Classes = (), checkpointed: Classes = (),
 ) -> Stage:  # fmt: skip
     """How `nets` are trained: the denoiser, named generator, and the text encoder that is trained with it, if there is one.
-    `read` makes examples of batches; `recalls`: the network takes an earlier guess; the classes are those of its modules."""
+    `read` makes examples of batches; `recalls`: the network takes an earlier guess; the classes are those of its modules, whose
+    inputs have a few shapes: those of each level."""
     losses = DiffusionLosses(config.loss, build_process(config.process), read, recalls)
     return replace(
         generator_stage(config, nets, losses, digest),
         compiled=compiled,
         recorded=recorded,
+        shapes="few",
         sharded=sharded,
         checkpointed=checkpointed,
     )

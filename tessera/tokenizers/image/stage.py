@@ -9,9 +9,10 @@ from typing import Protocol
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from tessera.compiling import Shapes
 from tessera.config import Config, OptimConfig
-from tessera.contracts import Best, LossFunction, Stage, Turn
-from tessera.nn.conv import ResidualBlock
+from tessera.contracts import Best, Classes, LossFunction, Stage, Turn
+from tessera.nn.conv import GroupNorm, ResidualBlock
 from tessera.nn.perceptual import VGG16Distance
 from tessera.tokenizers.image.critic import Critic, CriticConfig
 from tessera.tokenizers.image.losses import ImageLossConfig, ImageLosses, follow
@@ -53,10 +54,8 @@ def build_stage(
     losses = own if small is None else TwoSizes(own, small)
     critic = None if config.critic is None else Critic(config.critic, channels)
     stage = autoencoder_stage(config, losses, tokenizer, critic, perceptual)
-    return replace(
-        stage, compiled=(Encoder, Decoder, Critic, VGG16Distance), shapes="one" if small is None else "few",
-        sharded=(Encoder, Decoder), checkpointed=(ResidualBlock,),
-    )  # fmt: skip
+    stage = sped_up(stage, (Encoder, Decoder), (ResidualBlock,), "one" if small is None else "few")
+    return replace(stage, checkpointed=(ResidualBlock,))
 
 
 class Training(Protocol):
@@ -106,6 +105,19 @@ def autoencoder_stage(
         after=follow,
         digest=losses.digest,
     )
+
+
+def sped_up(stage: Stage, halves: Classes, blocks: Classes, sizes: Shapes = "one") -> Stage:
+    """What is compiled and recorded of an autoencoder's two halves, for pictures of one or a few sizes.
+
+    Halves are recorded around compiled blocks: equal ones, in both halves, are compiled once, so the first step comes in half the
+    time. A critic with an adaptive weight goes back through the decoder several times, which a recording cannot. So where there
+    is a critic, torch compiles and records each half as one piece.
+    """
+    if "critic" in stage.nets:
+        return replace(stage, compiled=(*halves, Critic, VGG16Distance), shapes=sizes, sharded=halves)
+    compiled, recorded = (*blocks, GroupNorm, VGG16Distance), (*halves, VGG16Distance)
+    return replace(stage, compiled=compiled, recorded=recorded, shapes="few", sharded=halves)
 
 
 def refuse_nothing(loss: ImageLossConfig, critic: CriticConfig | None) -> None:

@@ -11,9 +11,7 @@ from tessera.config import Config, OptimConfig
 from tessera.contracts import Stage
 from tessera.nn.attention import EncoderBlock
 from tessera.nn.conv import ResidualBlock
-from tessera.nn.perceptual import VGG16Distance
-from tessera.tokenizers.image.critic import Critic
-from tessera.tokenizers.image.stage import autoencoder_stage, refuse_nothing
+from tessera.tokenizers.image.stage import autoencoder_stage, refuse_nothing, sped_up
 from tessera.tokenizers.video import conv, cvivit, frames
 from tessera.tokenizers.video.critic import VideoCriticConfig, build_critic
 from tessera.tokenizers.video.losses import VideoLossConfig, VideoLosses
@@ -51,9 +49,6 @@ def build_stage(config: VideoTokenizerStageConfig, channels: int, perceptual: nn
     losses, tokenizer = VideoLosses(config.loss, config.critic), VideoTokenizer(config.model, channels)
     critic = None if config.critic is None else build_critic(config.critic, channels)
     halves = (conv.Encoder, conv.Decoder, cvivit.Encoder, cvivit.Decoder, frames.Encoder, frames.Decoder)
-    return replace(
-        autoencoder_stage(config, losses, tokenizer, critic, perceptual),
-        compiled=(*halves, Critic, VGG16Distance),
-        sharded=halves,
-        checkpointed=(ResidualBlock, conv.TimeBlock, EncoderBlock, cvivit.WindowBlock),
-    )
+    blocks = (ResidualBlock, conv.TimeLayer, EncoderBlock, cvivit.WindowBlock)
+    stage = sped_up(autoencoder_stage(config, losses, tokenizer, critic, perceptual), halves, blocks)
+    return replace(stage, checkpointed=(ResidualBlock, conv.TimeBlock, EncoderBlock, cvivit.WindowBlock))
