@@ -14,7 +14,7 @@ import torch
 
 from peers.steps import peer_stepper
 from tessera.bench.images import reduced
-from tessera.bench.timing import device, time_call
+from tessera.bench.timing import device, time_call, time_steps
 
 UNUSED = {
     "torchvision": (),  # VGG16 of its VQGAN
@@ -89,7 +89,7 @@ class Peer:
         images = torch.rand(self.num_trained, 3, self.side, self.side, device=device())
         parameters = list(decoder.parameters())
         step = peer_stepper(parameters, lambda: decoder(images, unet_number=1, **told))
-        row = time_call(step, self.num_trained, **({"repeats": 2, "warm": 1} if reduced() else {}))
+        row = time_steps(step, self.num_trained, **({"repeats": 2, "warm": 1} if reduced() else {}))
         return row | {"parameters_m": round(sum(p.numel() for p in parameters if p.requires_grad) / 1e6, 1)}
 
     @torch.no_grad()

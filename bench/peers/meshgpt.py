@@ -10,7 +10,7 @@ import torch
 
 from peers.steps import peer_stepper
 from tessera.bench.images import reduced
-from tessera.bench.timing import device, time_call
+from tessera.bench.timing import device, time_call, time_steps
 
 
 class Peer:
@@ -38,7 +38,7 @@ class Peer:
             [torch.stack([torch.randperm(self.num_vertices)[:3] for _ in range(self.num_faces)]) for _ in range(num)]
         ).to(device())
         step = peer_stepper(list(self.autoencoder.parameters()), lambda: self.autoencoder(vertices=vertices, faces=faces))
-        return time_call(step, num * self.num_faces, repeats=3, warm=2, count=False)
+        return time_steps(step, num * self.num_faces, repeats=2 if reduced() else 20, warm=1 if reduced() else 5, count=False)
 
     def train_transformer(self) -> dict[str, Any]:
         """One update from codes."""
@@ -46,7 +46,7 @@ class Peer:
         parameters = [p for name, p in self.transformer.named_parameters() if not name.startswith("autoencoder")]
         codes = torch.randint(0, 16384, (num, 6 * self.num_faces), device=device())
         step = peer_stepper(parameters, lambda: self.transformer.forward_on_codes(codes, return_loss=True))
-        return time_call(step, num * self.num_faces, repeats=3, warm=2, count=False)
+        return time_steps(step, num * self.num_faces, repeats=2 if reduced() else 20, warm=1 if reduced() else 5, count=False)
 
     @torch.no_grad()
     def sample(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 
 from peers.steps import peer_stepper
 from tessera.bench.images import reduced
-from tessera.bench.timing import device, time_call
+from tessera.bench.timing import device, time_call, time_steps
 
 CODES = 65536
 
@@ -63,7 +63,7 @@ class Peer:
         critic = set(vae.discr.parameters())
         first = peer_stepper([p for p in vae.parameters() if p not in critic], lambda: vae(images, return_loss=True))
         second = peer_stepper(list(critic), lambda: vae(images, return_discr_loss=True))
-        return time_call(lambda: (first(), second()), self.num_pictures, **self.repeats)
+        return time_steps(lambda: (first(), second()), self.num_pictures, **self.repeats)
 
     @torch.no_grad()
     def encode(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class Peer:
         parameters = list(maskgit.transformer.parameters())
         step = peer_stepper(parameters, lambda: maskgit(ids, text_embeds=text), bf16=False)
         count = sum(p.numel() for p in parameters if p.requires_grad)
-        return time_call(step, self.num_grids, **self.repeats) | {"parameters_m": round(count / 1e6, 1)}
+        return time_steps(step, self.num_grids, **self.repeats) | {"parameters_m": round(count / 1e6, 1)}
 
     def sample(self) -> dict[str, Any]:
         """18 steps with guidance 3, and the pixels."""

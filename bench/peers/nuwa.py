@@ -10,7 +10,7 @@ import torch
 
 from peers.steps import peer_stepper
 from tessera.bench.images import reduced
-from tessera.bench.timing import device, time_call
+from tessera.bench.timing import device, time_call, time_steps
 
 
 class Peer:
@@ -81,8 +81,8 @@ class Peer:
         parameters = [p for name, p in self.nuwa.named_parameters() if not name.startswith("vae")]
         text = self.words(self.num_clips)
         step = peer_stepper(parameters, lambda: self.nuwa(text=text, video=video, return_loss=True), bf16=False)
-        repeats, warm = (2, 1) if reduced() else (5, 2)
-        row = time_call(step, self.num_clips * self.frames * self.num_tokens, repeats=repeats, warm=warm, count=False)
+        repeats, warm = (2, 1) if reduced() else (10, 2)
+        row = time_steps(step, self.num_clips * self.frames * self.num_tokens, repeats=repeats, warm=warm, count=False)
         return row | {"parameters_m": round(sum(p.numel() for p in parameters) / 1e6, 1)}
 
     def train(self) -> dict[str, Any]:

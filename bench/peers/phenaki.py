@@ -11,7 +11,7 @@ import torch
 
 from peers.steps import peer_stepper
 from tessera.bench.images import reduced
-from tessera.bench.timing import device, time_call
+from tessera.bench.timing import device, time_call, time_steps
 
 CODES = 65536
 
@@ -69,7 +69,7 @@ class Peer:
         second = peer_stepper(list(critic), lambda: cvivit(clips, return_discr_loss=True))
         judge = {id(p) for p in cvivit.vgg.parameters()}
         count = sum(p.numel() for p in cvivit.parameters() if id(p) not in judge)
-        row = time_call(lambda: (first(), second()), self.num_clips, **self.repeats)
+        row = time_steps(lambda: (first(), second()), self.num_clips, **self.repeats)
         return row | {"parameters_m": round(count / 1e6, 1)}
 
     @torch.no_grad()
@@ -92,7 +92,7 @@ class Peer:
         parameters = list(phenaki.maskgit.parameters())
         step = peer_stepper(parameters, lambda: phenaki(video_codebook_ids=ids, text_embeds=text))
         count = sum(p.numel() for p in parameters if p.requires_grad)
-        return time_call(step, self.num_grids, **self.repeats) | {"parameters_m": round(count / 1e6, 1)}
+        return time_steps(step, self.num_grids, **self.repeats) | {"parameters_m": round(count / 1e6, 1)}
 
     def sample(self) -> dict[str, Any]:
         """18 steps with guidance 5, and the pixels, bf16."""

@@ -12,7 +12,7 @@ from torch import nn
 from tessera.batches import PairBatch, TextStates
 from tessera.bench.images import pictures, reduced, trainer
 from tessera.bench.masked import Size, captions, variant
-from tessera.bench.timing import device, time_call
+from tessera.bench.timing import device, time_call, time_steps
 from tessera.compiling import compile_module
 from tessera.config import OptimConfig
 from tessera.contracts import Context, Nets
@@ -97,7 +97,7 @@ def train_case(data: Path | None) -> dict[str, Any]:
     stage = build_stage(STAGE, {"generator": net}, read, compiled=COMPILED, recorded=RECORDED)
     step, batch = trainer(stage, 0, graphs=compiled, compiled=compiled), pairs(num)
     repeats, warm = (3, 1) if reduced() else (20, 5)
-    return time_call(lambda: step(batch), num, repeats=repeats, warm=warm) | facts(num, net)
+    return time_steps(lambda: step(batch), num, repeats=repeats, warm=warm) | facts(num, net)
 
 
 @torch.no_grad()

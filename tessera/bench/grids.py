@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tessera.batches import Text, TextStates, TokenBatch
 from tessera.bench.images import reduced, trainer
 from tessera.bench.masked import variant
-from tessera.bench.timing import device, time_call
+from tessera.bench.timing import device, time_call, time_steps
 from tessera.compiling import compile_module
 from tessera.config import OptimConfig
 from tessera.generators.autoregressive.grid_losses import GridLossConfig
@@ -168,7 +168,7 @@ def timed_training(*, from_pixels: bool) -> dict[str, Any]:
         return step(replace(batch, ids=ids))
 
     repeats, warm = (2, 1) if reduced() else (20, 5)
-    return time_call(call, num * math.prod(shape), repeats=repeats, warm=warm) | facts(num, shape, nets)
+    return time_steps(call, num * math.prod(shape), repeats=repeats, warm=warm) | facts(num, shape, nets)
 
 
 def train_case(data: Path | None) -> dict[str, Any]:
@@ -277,7 +277,7 @@ def timed_length(way: str, frames: int, num: int) -> dict[str, Any] | None:
         step = trainer(build_stage(fitted(config), fresh_nets(config, shape)), 0)
         batch = tokens(num, shape)
         repeats, warm = (1, 1) if reduced() else (5, 2)
-        row = time_call(lambda: step(batch), num * math.prod(shape), repeats=repeats, warm=warm, count=False)
+        row = time_steps(lambda: step(batch), num * math.prod(shape), repeats=repeats, warm=warm, count=False)
     except torch.OutOfMemoryError:
         return None
     return row | {"batch": num}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tessera.batches import Batch, ImageBatch
-from tessera.bench.timing import device, time_call
+from tessera.bench.timing import device, time_call, time_steps
 from tessera.compiling import compile_module
 from tessera.config import EngineConfig, ImageDataConfig, OptimConfig
 from tessera.contracts import Stage
@@ -96,7 +96,7 @@ def train_case(data: Path | None) -> dict[str, Any]:
     size, num = (64, 2) if reduced() else (256, 8)
     stage = build_stage(peer_config(), 3, perceptual=VGG16Distance())
     parameters = sum(p.numel() for net in stage.nets.values() for p in net.parameters())
-    row = time_call(stepper(stage, pictures(num, size), 0), num, repeats=3 if reduced() else 20, warm=1 if reduced() else 5)
+    row = time_steps(stepper(stage, pictures(num, size), 0), num, repeats=3 if reduced() else 20, warm=1 if reduced() else 5)
     return row | {"batch": num, "size": size, "parameters_m": round(parameters / 1e6, 1), "reduced": reduced()}
 
 
@@ -121,7 +121,7 @@ def train_default_case(data: Path | None) -> dict[str, Any]:
     config = small()
     num = 4 if reduced() else config.tokenizer.batch_size
     stage = build_stage(config.tokenizer, 3)
-    row = time_call(
+    row = time_steps(
         stepper(stage, pictures(num, 64), 10**5, graphs=True), num, repeats=3 if reduced() else 20, warm=1 if reduced() else 5
     )
     return row | {"batch": num, "size": 64, "reduced": reduced()}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from tessera.batches import TextStates, TokenBatch
 from tessera.bench.images import peer_config, reduced, trainer
-from tessera.bench.timing import device, time_call
+from tessera.bench.timing import device, time_call, time_steps
 from tessera.compiling import compile_module
 from tessera.config import OptimConfig, UserError, nearest
 from tessera.generators.masked import model as model_module
@@ -171,7 +171,7 @@ def timed_training(config: MaskedStageConfig, size: Size, share: int, *, graphs:
     step = trainer(build_stage(config, {"generator": net}), 0, graphs=graphs, compiled="eager" not in words)
     batch, part = tokens(size.batch, size), tokens(size.batch // share, size)
     repeats, warm = (3, 1) if reduced() else (20, 5)
-    row = time_call(lambda: step(batch), size.batch, repeats=repeats, warm=warm, counted=(lambda: step(part), share))
+    row = time_steps(lambda: step(batch), size.batch, repeats=repeats, warm=warm, counted=(lambda: step(part), share))
     return row | facts(size, net, words)
 
 

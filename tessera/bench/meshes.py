@@ -13,7 +13,7 @@ import torch
 
 from tessera.batches import MeshBatch, TextStates
 from tessera.bench.images import reduced, trainer
-from tessera.bench.timing import device, time_call
+from tessera.bench.timing import device, time_call, time_steps
 from tessera.config import MeshDataConfig
 from tessera.contracts import Stage
 from tessera.data.loader import Feed
@@ -82,7 +82,7 @@ def timed_training(stage: Stage, num: int, faces: int) -> dict[str, Any]:
     """A whole step of the engine, compiled and recorded as preset small trains."""
     step, batch = trainer(stage, 0, graphs=True), meshes(num, faces)
     repeats, warm = (2, 1) if reduced() else (20, 5)
-    row = time_call(lambda: step(batch), num * faces, repeats=repeats, warm=warm)
+    row = time_steps(lambda: step(batch), num * faces, repeats=repeats, warm=warm)
     return row | facts(num, faces, sum(map(count, stage.nets.values())))
 
 
@@ -104,7 +104,7 @@ def lengths_case(data: Path | None) -> dict[str, Any]:
     for faces in (16, 32) if reduced() else (512, 1024, 2048, 4096, 8192, 16384, 32768):
         batch = meshes(1, faces)
         try:
-            rows[faces] = time_call(functools.partial(step, batch), faces, repeats=repeats, warm=warm, count=False)
+            rows[faces] = time_steps(functools.partial(step, batch), faces, repeats=repeats, warm=warm, count=False)
         except torch.OutOfMemoryError:
             rows[faces] = None
     longest, row = max((faces, row) for faces, row in rows.items() if row is not None)

@@ -53,9 +53,10 @@ def count_operations(call: Callable[[], Any]) -> int:
 
 def time_call(
     call: Callable[[], Any], items: int, *, warm: int = 5, repeats: int = 20, count: bool = True,
-    counted: tuple[Callable[[], Any], int] | None = None,
+    counted: tuple[Callable[[], Any], int] | None = None, together: int = 1,
 ) -> dict[str, Any]:  # fmt: skip
-    """ms, items/s, memory, operations and share of the limit of one call.
+    """ms, items/s, memory, operations and share of the limit of one call; `together` of them follow each other before the device
+    is waited for.
 
     `counted` is another call and how many of it make one: for what counting cannot see (a recorded graph), or what uncompiled
     would not fit into memory.
@@ -71,9 +72,10 @@ def time_call(
     seconds = []
     for _ in range(repeats):
         start = time.perf_counter()
-        call()
+        for _ in range(together):
+            call()
         settle()
-        seconds.append(time.perf_counter() - start)
+        seconds.append((time.perf_counter() - start) / together)
     median = statistics.median(seconds)
     row: dict[str, Any] = {"ms": round(1e3 * median, 2), "items_per_s": round(items / median, 1)}
     if torch.cuda.is_available():
@@ -82,6 +84,13 @@ def time_call(
         rate = operations / median / 1e12
         row |= {"tflop": round(operations / 1e12, 4), "tflop_per_s": round(rate, 2), "share_of_limit": round(rate / limit(), 3)}
     return row
+
+
+def time_steps(call: Callable[[], Any], items: int, *, repeats: int = 20, **how: Any) -> dict[str, Any]:
+    """The same of an update. Training does not wait for the device after each, so neither does this: on a GPU five follow each
+    other, and `repeats` counts all of them."""
+    together = 5 if torch.cuda.is_available() else 1
+    return time_call(call, items, repeats=max(1, repeats // together), together=together, **how)
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from torch import Tensor
 from tessera.batches import VideoBatch, num_latent, to_uint8
 from tessera.bench.images import read_batches, reduced, trainer
 from tessera.bench.masked import Size, captions, compile_for_sampling, drawing, facts, fitted, generator, timed_training, variant
-from tessera.bench.timing import device, settle, time_call
+from tessera.bench.timing import device, settle, time_call, time_steps
 from tessera.compiling import compile_module
 from tessera.config import OptimConfig, VideoDataConfig
 from tessera.data.clips import ClipLoader
@@ -135,7 +135,7 @@ def timed_tokenizer(model: CViViTConfig | CausalConvConfig) -> dict[str, Any]:
     step = trainer(stage, 0, graphs=not {"eager", "blocks"} & words, compiled="eager" not in words)
     batch, part = clips(num), clips(1)  # uncompiled, one clip after the other: all of them take too much memory
     repeats, warm = (2, 1) if reduced() else (20, 5)
-    row = time_call(lambda: step(batch), num, repeats=repeats, warm=warm, counted=(lambda: step(part), num))
+    row = time_steps(lambda: step(batch), num, repeats=repeats, warm=warm, counted=(lambda: step(part), num))
     return row | clip_facts(num, sum(p.numel() for net in stage.nets.values() for p in net.parameters()))
 
 

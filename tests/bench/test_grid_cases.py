@@ -96,7 +96,7 @@ def test_one_way_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr(grids, "time_call", full)
+    monkeypatch.setattr(grids, "time_steps", full)
     row = CASES["video.ar.lengths"](None)
     assert row["lengths"] == {"dense": {32: None, 64: None}}
     assert row["items_per_s"] is None
