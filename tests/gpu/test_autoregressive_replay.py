@@ -43,7 +43,7 @@ def test_replay_is_the_plain_loop(guidance: float, leave: bool, exact: bool, mon
     monkeypatch.setattr(sampling, "FIRST_ROOM", 3)
     monkeypatch.setattr(sampling, "LOOK_EVERY", 2)
     config = AutoregressiveSampleConfig(guidance=guidance, leave=leave)
-    writer = Writer(generator(), config, FaceOrder(BINS) if exact else EndBetween(BINS, 9))
+    writer = Writer(generator(), config, FaceOrder(BINS) if exact else EndBetween((BINS,) * 9))
     text, seeds = words(9), torch.arange(9, device=DEVICE)
     wanted, ends = Plain(writer)(text, seeds, 40)
     sampler = Sampler(writer)

@@ -53,7 +53,7 @@ GRAPH = {
     "tokenizer.batch_size": "4",
     "tokenizer.optim": "{lr: 3.0e-3, warmup_steps: 0}",
     "tokenizer.model": "{coordinate_width: 8, encoder_width: 32, encoder_layers: 1, decoder_width: 32, decoder_blocks: 1, "
-    "heads: 2, quantizer: {num_quantizers: 2, quantizer: {kind: fsq, levels: [5, 5, 4]}}}",
+    "heads: 2, quantizer: {num_quantizers: 2, quantizer: {kind: fsq, levels: [8, 8, 8, 8, 5]}}}",  # of two digits
 }
 
 
@@ -356,12 +356,12 @@ def test_meshes_are_learnt_by_heart(num: int, steps: int, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num", "steps"), [(1, 150), (8, 350)])
-def test_meshes_are_learnt_by_heart_as_codes(num: int, steps: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("num", "steps", "levels"), [(1, 150, "5, 5, 4"), (8, 350, "5, 5, 4"), (8, 350, "8, 8, 8, 8, 5")])
+def test_meshes_are_learnt_by_heart_as_codes(num: int, steps: int, levels: str, tmp_path: Path) -> None:
     """Up to what the codes keep of them, which is not far from all."""
     model = (
         "{coordinate_width: 16, encoder_width: 128, encoder_layers: 2, decoder_width: 128, decoder_blocks: 2, heads: 2, "
-        "quantizer: {num_quantizers: 2, quantizer: {kind: fsq, levels: [5, 5, 4]}}}"
+        f"quantizer: {{num_quantizers: 2, quantizer: {{kind: fsq, levels: [{levels}]}}}}}}"
     )
     real, drawn = learnt("graph", num, steps, tmp_path, tokenizer__model=model, tokenizer__batch_size=str(num))
     session: Any = load(tmp_path / "run", device="cpu")

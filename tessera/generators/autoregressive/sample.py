@@ -52,10 +52,9 @@ class AutoregressiveSampleConfig(ChoiceConfig):
 
 @dataclass(frozen=True, slots=True)
 class EndBetween:
-    """The weakest constraint: any token, and the end where a group begins, but not at once."""
+    """The weakest constraint: any token of its place, and the end where a group begins, but not at once."""
 
-    vocab_size: int
-    tokens: int  # of a group
+    sizes: tuple[int, ...]  # ids of each token of a group
 
     def init(self, num: int, device: torch.device) -> tuple[int, Tensor]:
         """The state is the number of tokens so far."""
@@ -63,13 +62,16 @@ class EndBetween:
 
     def step(self, state: int, ids: Tensor) -> tuple[int, Tensor]:
         """One more; after the first group it only matters where in a group."""
-        after = state + 1 if state < self.tokens else self.tokens + (state + 1) % self.tokens
+        tokens = len(self.sizes)
+        after = state + 1 if state < tokens else tokens + (state + 1) % tokens
         return after, self.allowed(after, len(ids), ids.device)
 
     def allowed(self, state: int, num: int, device: torch.device) -> Tensor:
         """b v + 1 bool"""
-        found = torch.ones(num, self.vocab_size + 1, dtype=torch.bool, device=device)
-        found[:, -1] = state == self.tokens
+        tokens = len(self.sizes)
+        found = torch.zeros(num, max(self.sizes) + 1, dtype=torch.bool, device=device)
+        found[:, : self.sizes[state % tokens]] = True
+        found[:, -1] = state == tokens
         return found
 
 

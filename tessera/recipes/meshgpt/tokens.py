@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from tessera.batches import MeshBatch, SequenceBatch
 from tessera.contracts import Constraint, Nets
 from tessera.data.canonical import quantise, to_mesh
 from tessera.generators.autoregressive.sample import EndBetween
+from tessera.generators.masked.model import digit_sizes
 from tessera.media.meshes import Mesh
 from tessera.recipes.meshgpt.config import MeshGPTConfig
 from tessera.recipes.precision import full_precision
@@ -40,28 +43,29 @@ def tokens_of(config: MeshGPTConfig) -> MeshTokens:
             encode=lambda nets, corners, faces: exact.encode(corners), decode=lambda nets, ids, faces: exact.decode(ids),
         )  # fmt: skip
     quantizer = config.tokenizer.model.quantizer
+    codes, digits = (CORNERS, quantizer.num_quantizers), digit_sizes(quantizer.vocab_size)
     return MeshTokens(
-        quantizer.vocab_size,
-        (CORNERS, quantizer.num_quantizers),
-        EndBetween(quantizer.vocab_size, CORNERS * quantizer.num_quantizers),
-        encode=encode_graph,
-        decode=decode_graph,
-    )
+        max(digits), codes if len(digits) == 1 else (*codes, len(digits)), EndBetween(digits * math.prod(codes)),
+        encode=partial(encode_graph, digits), decode=partial(decode_graph, digits),
+    )  # fmt: skip
 
 
 @torch.no_grad()
-def encode_graph(nets: Nets, corners: Tensor, faces: Tensor) -> Tensor:
-    """Ids need full precision, whatever the training around it has."""
+def encode_graph(digits: Sequence[int], nets: Nets, corners: Tensor, faces: Tensor) -> Tensor:
+    """Codes, or their two digits: of 16,384 codes logits would be the most that training keeps, of 128 they are little. Ids need
+    full precision, whatever the training around it has."""
     with full_precision(corners.device), torch.autocast(corners.device.type, enabled=False):
-        return graph_of(nets).encode(corners, faces).flatten(-2)
+        codes = graph_of(nets).encode(corners, faces).flatten(-2)
+    return codes if len(digits) == 1 else torch.stack([codes // digits[1], codes % digits[1]], dim=-1).flatten(-2)
 
 
 @torch.no_grad()
-def decode_graph(nets: Nets, ids: Tensor, faces: Tensor) -> Tensor:
+def decode_graph(digits: Sequence[int], nets: Nets, ids: Tensor, faces: Tensor) -> Tensor:
     """Codes to corners."""
     tokenizer = graph_of(nets)
+    codes = ids if len(digits) == 1 else ids[..., ::2] * digits[1] + ids[..., 1::2]
     with full_precision(ids.device), torch.autocast(ids.device.type, enabled=False):
-        return tokenizer.decode(ids.unflatten(-1, (CORNERS, -1)), faces)
+        return tokenizer.decode(codes.unflatten(-1, (CORNERS, -1)), faces)
 
 
 def graph_of(nets: Nets) -> GraphTokenizer:

@@ -1,0 +1,56 @@
+"""Meshes to tokens and back: learned codes of a large vocabulary are written as two digits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tessera import pipeline
+from tessera.recipes.meshgpt.tokens import MeshTokens, module_of, tokens_of
+
+QUANTIZERS = {
+    "one": ("{kind: fsq, levels: [5, 5, 4]}", (100,)),
+    "two": ("{kind: fsq, levels: [8, 8, 8, 8, 4]}", (128, 128)),
+    "unequal": ("{kind: fsq, levels: [8, 8, 8, 8, 5]}", (128, 160)),
+}
+
+
+@pytest.fixture(params=QUANTIZERS)
+def made(request: pytest.FixtureRequest) -> tuple[MeshTokens, Any, tuple[int, ...]]:
+    """Tokens, the tokenizer's net, and the sizes of digits."""
+    kind, digits = QUANTIZERS[request.param]
+    model = "encoder_width: 24, encoder_layers: 1, decoder_width: 24, decoder_blocks: 1, heads: 2"
+    tokenizer = f"tokenizer={{kind: graph, model: {{{model}, quantizer: {{num_quantizers: 2, quantizer: {kind}}}}}}}"
+    config = pipeline.resolve("meshgpt", preset="tiny", sets=[tokenizer])
+    torch.manual_seed(0)
+    net = module_of(config)
+    assert net is not None
+    return tokens_of(config), net.eval(), digits
+
+
+def test_codes_come_back_from_their_digits(made: tuple[MeshTokens, Any, tuple[int, ...]]) -> None:
+    tokens, net, digits = made
+    corners, faces = torch.randint(0, 64, (2, 5, 3, 3)), torch.tensor([5, 3])
+    codes = net.encode(corners, faces)
+    ids = tokens.encode({"tokenizer": net}, corners, faces)
+    assert tokens.vocab_size == max(digits)
+    assert tokens.group == ((3, 2) if len(digits) == 1 else (3, 2, 2))
+    assert ids.shape == (2, 5, 6 * len(digits))
+    parts = ids.unflatten(-1, (3, 2, len(digits)))
+    assert torch.equal(parts[..., 0] if len(digits) == 1 else parts[..., 0] * digits[1] + parts[..., 1], codes)
+    assert torch.equal(tokens.decode({"tokenizer": net}, ids, faces), net.decode(codes, faces))
+
+
+def test_whatever_may_be_drawn_is_a_code(made: tuple[MeshTokens, Any, tuple[int, ...]]) -> None:
+    tokens, _, digits = made
+    state, allowed = tokens.constraint.init(2, torch.device("cpu"))
+    for place in range(3 * 6 * len(digits)):
+        size = digits[place % len(digits)]
+        begins = place % (6 * len(digits)) == 0
+        wanted = torch.zeros(tokens.vocab_size + 1, dtype=torch.bool)
+        wanted[:size] = True
+        wanted[-1] = begins and place > 0
+        assert torch.equal(allowed, wanted.expand(2, -1)), place
+        state, allowed = tokens.constraint.step(state, torch.zeros(2, dtype=torch.long))
