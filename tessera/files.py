@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,20 @@ def write_array(path: Path, array: npt.NDArray[Any]) -> None:
     os.replace(temporary, path)
 
 
+def share_file(source: Path, path: Path) -> None:
+    """The same content under another name, whole or not at all: one file with two names where the disk can do that, else a copy.
+    Neither may be written to afterwards."""
+    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(source, temporary)
+    except OSError:  # another disk, or one that has no such names
+        shutil.copyfile(source, temporary)
+    os.replace(temporary, path)
+
+
 def sweep_halves(folder: Path) -> None:
-    """Deletes what a killed process has left of the two above. Nobody may be writing there."""
+    """Deletes what a killed process has left of those above. Nobody may be writing there."""
     for path in folder.glob("*.tmp-*"):
         path.unlink()
 

@@ -192,6 +192,7 @@ def make_feed(
     config: Any, train: Train, source: Source, world: World, caches: Path, needs: Mapping[str, str], journal: Journal
 ) -> Feed:
     """What the stage's loader and caches are made from."""
+    origins = [Path(other.origin) for other in RECIPES[config.recipe].steps(config) if other.origin is not None]
     return Feed(
         source=source,
         config=config.data,
@@ -205,6 +206,7 @@ def make_feed(
         say=journal.say,
         show=journal.progress,
         wait=lambda: world.together(lambda: None),
+        lenders=tuple(origin.absolute().parent / "cache" for origin in origins),
     )
 
 

@@ -60,6 +60,7 @@ class Feed:
     check: Callable[[], None] = lambda: None  # raises where a signal asked to stop
     uses: Callable[[Path], None] = lambda folder: None  # told of each cache that the stage reads
     whole: Source | None = None  # all of the data, where `source` is a part
+    lenders: tuple[Path, ...] = ()  # folders of other runs' caches, whose equal parts need not be made again
 
 
 class Readable(Protocol):

@@ -38,7 +38,7 @@ from tessera.data.draws import view_draws
 from tessera.data.loader import Feed, end_workers, frame, make_dataloader, reading_at
 from tessera.data.sources import Source, Stored, captions_of
 from tessera.data.token_cache import SHARD_SAMPLES, Ids, lengths_path, shard_path, sketch_paths
-from tessera.files import replace_json, sweep_halves, sync_folder, write_array, write_json
+from tessera.files import replace_json, share_file, sweep_halves, sync_folder, write_array
 from tessera.media.images import UnreadableImage
 from tessera.randomness import mix, mix_text
 
@@ -108,6 +108,9 @@ def write_tokens(feed: Feed, plan: TokenPlan, encode: Callable[[Tensor], Tensor]
     ids b ...; `views` are those of clips."""
     folder, main = cache_folder(feed, plan), feed.cut.rank == 0
     feed.uses(folder)
+    if main:
+        borrow(folder, feed, plan)
+    feed.wait()
     shards = [
         shard
         for shard in range(num_shards(len(feed.source)))
@@ -122,7 +125,8 @@ def write_tokens(feed: Feed, plan: TokenPlan, encode: Callable[[Tensor], Tensor]
     folder.mkdir(parents=True, exist_ok=True)
     feed.wait()  # or a rank would count what another has just written
     mine = shards[feed.cut.rank :: feed.cut.world_size]
-    feed.say(f"cache: {len(feed.source):,} samples to tokens, {plan.views} views each, in {folder}")
+    if shards:
+        feed.say(f"cache: {len(feed.source):,} samples to tokens, {plan.views} views each, in {folder}")
     started, done = time.monotonic(), 0
     for shard, made in encode_shards(feed, plan, encode, views or picture_views(feed, plan), mine):
         write_shard(folder, shard, made, plan)
@@ -136,6 +140,24 @@ def write_tokens(feed: Feed, plan: TokenPlan, encode: Callable[[Tensor], Tensor]
             feed.say(f"cache: {key} is left out: {fault}")
     feed.wait()
     return folder
+
+
+def borrow(folder: Path, feed: Feed, plan: TokenPlan) -> None:
+    """Takes what another run has of the same cache: a shard is a function of the cache's name and its number."""
+    for lender in feed.lenders:
+        theirs, taken = lender / folder.name, 0
+        for shard in range(num_shards(len(feed.source)) if theirs.is_dir() else 0):
+            names = [
+                path.name for path in (shard_path(folder, shard).with_suffix(".json"), *shard_files(folder, shard, plan)[::-1])
+            ]
+            if all((folder / name).exists() for name in names) or not all((theirs / name).exists() for name in names):
+                continue
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in names:  # the ids last
+                share_file(theirs / name, folder / name)
+            taken += 1
+        if taken:
+            feed.say(f"cache: {taken} of {num_shards(len(feed.source))} shards are taken from {theirs}")
 
 
 def num_shards(num_samples: int) -> int:
@@ -252,7 +274,7 @@ def picture_views(feed: Feed, plan: TokenPlan) -> Views:
 def write_shard(folder: Path, shard: int, made: Encoded, plan: TokenPlan) -> None:
     """The ids last: where they are, all is."""
     path = shard_path(folder, shard)
-    write_json(path.with_suffix(".json"), made.faults)
+    replace_json(path.with_suffix(".json"), made.faults)
     if plan.time_stride:
         write_array(lengths_path(folder, shard), num_latent(made.lengths, plan.time_stride).astype(np.uint16))
     if made.sketch is not None:

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tessera import files
 from tessera.config import ImageDataConfig, UserError
 from tessera.data import prepare
 from tessera.data.loader import Feed, frame
@@ -267,6 +268,59 @@ def test_two_ranks_write_what_one_does(shapes: Path, tmp_path: Path) -> None:
     for thread in ranks:
         thread.join()
     assert bytes_of(tmp_path / "two" / one.name) == bytes_of(one)
+
+
+# ---- what another run has made
+
+
+def test_the_same_cache_of_another_run_is_taken(shapes: Path, tmp_path: Path) -> None:
+    other = feed_of(shapes, tmp_path / "other", views=2, **VARIED)
+    made, said = write_tokens(other, plan_of(other), encode), list[str]()
+    before = bytes_of(made)
+    feed = replace(feed_of(shapes, tmp_path / "own", said, views=2, **VARIED), lenders=(tmp_path / "none", other.caches))
+    folder = write_tokens(feed, plan_of(feed), lambda pictures: pytest.fail("encoded again"))
+    assert folder == tmp_path / "own" / made.name
+    assert bytes_of(folder) == before == bytes_of(made)
+    assert said == [f"cache: 3 of 3 shards are taken from {made}"]
+    shutil.rmtree(made)
+    assert bytes_of(folder) == before
+
+
+@pytest.mark.parametrize("linked", [True, False], ids=["one disk", "two disks"])
+@pytest.mark.parametrize("lost", ["00001.npy", "00001.json"])
+def test_what_the_other_run_lacks_is_made_here_and_not_there(
+    linked: bool, lost: str, shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("cross-device link")
+
+    if not linked:
+        monkeypatch.setattr(files.os, "link", refuse)
+    other = feed_of(shapes, tmp_path / "other")
+    made, said = write_tokens(other, plan_of(other), encode), list[str]()
+    whole = bytes_of(made)
+    for name in (lost, "manifest.json"):
+        (made / name).unlink()
+    theirs, seen = bytes_of(made), list[int]()
+
+    def counted(pictures: Tensor) -> Tensor:
+        seen.append(len(pictures))
+        return encode(pictures)
+
+    feed = replace(feed_of(shapes, tmp_path / "own", said), lenders=(other.caches,))
+    assert bytes_of(write_tokens(feed, plan_of(feed), counted)) == whole
+    assert bytes_of(made) == theirs
+    assert sum(seen) == 8
+    assert said[0].startswith("cache: 2 of 3 shards")
+
+
+def test_a_cache_of_something_else_is_not_taken(shapes: Path, tmp_path: Path) -> None:
+    other, said = feed_of(shapes, tmp_path / "other"), list[str]()
+    write_tokens(other, plan_of(other), encode)
+    feed = replace(feed_of(shapes, tmp_path / "own", said), lenders=(other.caches,))
+    write_tokens(feed, plan_of(feed, tokenizer="other weights"), encode)
+    assert len(said) == 1
+    assert "to tokens" in said[0]
 
 
 # ---- what cannot be read

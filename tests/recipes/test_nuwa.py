@@ -152,5 +152,7 @@ def test_both_generators_learn_from_the_tokens_of_one_tokenizer(tmp_path: Path) 
     caches = [sorted((run / "cache").glob("tokens-*/*.npy")) for run in runs]
     for others in caches[1:]:
         assert [path.read_bytes() for path in others] == [path.read_bytes() for path in caches[0]]
+    for run in runs[1:]:
+        assert "shards are taken from" in (run / "log.txt").read_text()
     with pytest.raises(UserError, match=r"base.loss.length_dropout_prob .*where base.model.kind is 'masked'"):
         pipeline.resume(runs[1], sets=["base.model.kind=masked"])
