@@ -1,10 +1,14 @@
 """What every synthetic set shares: combinations that are held out, and a folder that appears complete or not at all."""
 
 import json
+import multiprocessing
 import os
 import shutil
+import signal
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -15,6 +19,8 @@ from tessera.randomness import Draws
 SPLITS = ("train", "heldout")
 Split = Literal["train", "heldout"]
 Cell = TypeVar("Cell", bound=tuple[str, ...])
+WriteSample = Callable[[Path, Split, int], str]  # sample i of a split to a path -> its caption
+FEWEST_A_CORE = 250  # samples; for fewer it is not worth to start a process
 
 
 def hold_out(groups: Sequence[tuple[Cell, ...]], num_cells: int, draws: Draws) -> frozenset[Cell]:
@@ -42,7 +48,7 @@ def hold_out(groups: Sequence[tuple[Cell, ...]], num_cells: int, draws: Draws) -
 
 
 def write_set(
-    out: Path, n: int, about: Mapping[str, object], suffix: str, write_sample: Callable[[Path, Split, int], str],
+    out: Path, n: int, about: Mapping[str, object], suffix: str, write_sample: WriteSample,
     more: Mapping[str, bytes] | None = None, text_files: bool = False,
 ) -> None:  # fmt: skip
     """Writes train/ (n samples), heldout/ (an eighth as many) and synth.json, which says what it is `about`.
@@ -62,8 +68,10 @@ def write_set(
     partial.mkdir(parents=True)
     try:
         write_split = _write_beside if text_files else _write_split
-        write_split(partial / "train", "train", n, suffix, write_sample)
-        write_split(partial / "heldout", "heldout", max(1, n // 8), suffix, write_sample)
+        splits: tuple[tuple[Split, int], ...] = (("train", n), ("heldout", max(1, n // 8)))
+        for split, num in splits:
+            (partial / split).mkdir()
+            write_split(partial / split, split, num, suffix, write_sample)
         for name, content in (more or {}).items():
             (partial / name).write_bytes(content)
         (partial / "synth.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
@@ -75,16 +83,59 @@ def write_set(
         raise
 
 
-def _write_split(folder: Path, split: Split, n: int, suffix: str, write_sample: Callable[[Path, Split, int], str]) -> None:
-    folder.mkdir()
+def _write_split(folder: Path, split: Split, n: int, suffix: str, write_sample: WriteSample) -> None:
     with (folder / "metadata.jsonl").open("w", encoding="utf-8") as metadata:
-        for index in range(n):
-            name = f"{index:06d}{suffix}"
-            metadata.write(json.dumps({"file_name": name, "text": write_sample(folder / name, split, index)}) + "\n")
+        for index, caption in enumerate(_write_samples(folder, split, n, suffix, write_sample)):
+            metadata.write(json.dumps({"file_name": f"{index:06d}{suffix}", "text": caption}) + "\n")
 
 
-def _write_beside(folder: Path, split: Split, n: int, suffix: str, write_sample: Callable[[Path, Split, int], str]) -> None:
-    folder.mkdir()
-    for index in range(n):
-        path = folder / f"{index:06d}{suffix}"
-        path.with_suffix(".txt").write_text(write_sample(path, split, index) + "\n", encoding="utf-8")
+def _write_beside(folder: Path, split: Split, n: int, suffix: str, write_sample: WriteSample) -> None:
+    for index, caption in enumerate(_write_samples(folder, split, n, suffix, write_sample)):
+        (folder / f"{index:06d}.txt").write_text(caption + "\n", encoding="utf-8")
+
+
+def _write_samples(folder: Path, split: Split, n: int, suffix: str, write_sample: WriteSample) -> list[str]:
+    """Captions, in order. A sample is a function of its number, so cores share the work and change no byte of it."""
+
+    def part(first: int, step: int) -> list[str]:
+        return [write_sample(folder / f"{index:06d}{suffix}", split, index) for index in range(first, n, step)]
+
+    cores = min(os.cpu_count() or 1, n // FEWEST_A_CORE)
+    if cores < 2 or sys.platform != "linux":  # elsewhere a process cannot take over what this one has
+        return part(0, 1)
+    context = multiprocessing.get_context("fork")
+    pipes = [context.Pipe(duplex=False) for _ in range(cores)]
+    workers = [
+        context.Process(target=_send, args=(sender, part, first, cores), daemon=True) for first, (_, sender) in enumerate(pipes)
+    ]
+    try:
+        for worker, (_, sender) in zip(workers, pipes, strict=True):
+            worker.start()
+            sender.close()  # so that a worker that dies is an end of file here
+        captions = [""] * n
+        for first, (receiver, _) in enumerate(pipes):
+            try:
+                found = receiver.recv()
+            except EOFError:
+                raise UserError(
+                    "a process that wrote samples was killed, perhaps for memory; nothing is left, try again"
+                ) from None
+            if isinstance(found, Exception):
+                raise found
+            captions[first::cores] = found
+        return captions
+    finally:
+        for worker in workers:
+            if worker.pid is not None:
+                worker.terminate()
+                worker.join()
+
+
+def _send(sender: Connection, part: Callable[[int, int], list[str]], first: int, step: int) -> None:
+    """In a worker; whoever asked ends it, too."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        sender.send(part(first, step))
+    except Exception as error:
+        sender.send(error)
