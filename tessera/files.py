@@ -52,6 +52,8 @@ def share_file(source: Path, path: Path) -> None:
         os.link(source, temporary)
     except OSError:  # another disk, or one that has no such names
         shutil.copyfile(source, temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
     os.replace(temporary, path)
 
 

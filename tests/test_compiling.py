@@ -9,7 +9,7 @@ from torch._dynamo.utils import counters
 from tessera.compiling import DYNAMIC, MOST_VARIANTS, compile_module
 from tessera.config import OptimConfig
 from tessera.contracts import Best, Stage, Turn
-from tessera.engine.state import to_compile
+from tessera.engine.state import recomputed, to_compile
 
 
 class Inner(nn.Module):
@@ -41,6 +41,23 @@ def test_what_lies_inside_is_compiled_with_what_surrounds_it() -> None:
         compiled=(Inner, Outer),
     )
     assert to_compile(net, stage) == [net[0], net[1]]
+
+
+def test_what_is_recomputed_is_compiled_all_the_same() -> None:
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    layers = [Inner(4) for _ in range(3)]
+    x = torch.randn(2, 4)
+    wanted = [torch.autograd.grad(layer(x).sum(), layer.linear.weight)[0] for layer in layers]
+    for layer in layers:
+        layer.forward = recomputed(layer.forward)  # type: ignore[method-assign]
+        layer.compile(backend="aot_eager")
+    found = [torch.autograd.grad(layer(x).sum(), layer.linear.weight)[0] for layer in layers]
+    assert counters["stats"]["unique_graphs"] >= 1
+    for one, other in zip(wanted, found, strict=True):
+        torch.testing.assert_close(other, one)
+    torch._dynamo.reset()
 
 
 def test_layers_of_many_widths_are_all_compiled_and_equal_ones_once() -> None:

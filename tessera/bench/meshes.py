@@ -99,7 +99,7 @@ def train_case(data: Path | None) -> dict[str, Any]:
 def lengths_case(data: Path | None) -> dict[str, Any]:
     """The same for one mesh of more and more faces, compiled once for all lengths; null where memory was not enough."""
     step = trainer(generator_stage(), 0)
-    repeats, warm = (2, 1) if reduced() else (5, 2)
+    repeats, warm = (2, 1) if reduced() else (15, 2)
     rows: dict[int, dict[str, Any] | None] = {}
     for faces in (16, 32) if reduced() else (512, 1024, 2048, 4096, 8192, 16384, 32768):
         batch = meshes(1, faces)

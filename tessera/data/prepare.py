@@ -37,7 +37,7 @@ from tessera.data.captions import names_side
 from tessera.data.draws import view_draws
 from tessera.data.loader import Feed, end_workers, frame, make_dataloader, reading_at
 from tessera.data.sources import Source, Stored, captions_of
-from tessera.data.token_cache import SHARD_SAMPLES, Ids, lengths_path, shard_path, sketch_paths
+from tessera.data.token_cache import SHARD_SAMPLES, Ids, lengths_path, open_array, shard_path, sketch_paths
 from tessera.files import replace_json, share_file, sweep_halves, sync_folder, write_array
 from tessera.media.images import UnreadableImage
 from tessera.randomness import mix, mix_text
@@ -143,21 +143,32 @@ def write_tokens(feed: Feed, plan: TokenPlan, encode: Callable[[Tensor], Tensor]
 
 
 def borrow(folder: Path, feed: Feed, plan: TokenPlan) -> None:
-    """Takes what another run has of the same cache: a shard is a function of the cache's name and its number."""
+    """Takes what another run has of the same cache: a shard is a function of the cache's name and its number. Not of a dataset in
+    Python, whose name tells its keys alone."""
+    total = num_shards(len(feed.source)) if isinstance(feed.source, Stored) else 0
     for lender in feed.lenders:
-        theirs, taken = lender / folder.name, 0
-        for shard in range(num_shards(len(feed.source)) if theirs.is_dir() else 0):
-            names = [
-                path.name for path in (shard_path(folder, shard).with_suffix(".json"), *shard_files(folder, shard, plan)[::-1])
-            ]
-            if all((folder / name).exists() for name in names) or not all((theirs / name).exists() for name in names):
-                continue
-            folder.mkdir(parents=True, exist_ok=True)
-            for name in names:  # the ids last
-                share_file(theirs / name, folder / name)
-            taken += 1
+        theirs = lender / folder.name
+        taken = sum(borrow_shard(theirs, folder, shard, plan, len(feed.source)) for shard in range(total))
         if taken:
-            feed.say(f"cache: {taken} of {num_shards(len(feed.source))} shards are taken from {theirs}")
+            feed.say(f"cache: {taken} of {total} shards are taken from {theirs}")
+
+
+def borrow_shard(theirs: Path, folder: Path, shard: int, plan: TokenPlan, num_samples: int) -> bool:
+    """Whether it was missing here, and there whole, with nothing that could not be read; else it is made here."""
+    mine = [shard_path(folder, shard).with_suffix(".json"), *reversed(shard_files(folder, shard, plan))]  # the ids last
+    if all(path.exists() for path in mine):
+        return False
+    samples = len(shard_samples(shard, num_samples))
+    try:
+        faults, *arrays = (theirs / path.name for path in mine)
+        if json.loads(faults.read_text(encoding="utf8")) or any(len(open_array(path)) != samples for path in arrays):
+            return False
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in mine:
+            share_file(theirs / path.name, path)
+    except (OSError, ValueError, UserError):  # not there, damaged, or gone meanwhile
+        return False
+    return True
 
 
 def num_shards(num_samples: int) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -88,7 +87,7 @@ def speed_up(net: nn.Module, stage: Stage, config: EngineConfig) -> None:
     """
     for module in net.modules():
         if config.activation_checkpointing and isinstance(module, stage.checkpointed):
-            module.forward = _recomputed(module.forward)
+            module.forward = recomputed(module.forward)
     for module in to_compile(net, stage) if config.compile else ():
         compile_module(module, recorded=config.cuda_graphs and not stage.recorded, shapes=stage.shapes)
     for module in net.modules():
@@ -107,5 +106,10 @@ def to_compile(net: nn.Module, stage: Stage) -> list[nn.Module]:
     return found
 
 
-def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
-    return partial(checkpoint, forward, use_reentrant=False)
+def recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Keeps its inputs alone, and computes the rest once more on the way back."""
+
+    def again(*args: Any, **kwargs: Any) -> Any:  # a function: torch.compile passes over a partial
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    return again

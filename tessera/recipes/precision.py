@@ -15,10 +15,28 @@ def full_precision(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    matmul = torch.get_float32_matmul_precision()
+    # `flags` turns cuDNN off unless told otherwise
+    with exact_products(), torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):
+        yield
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Products of matrices, by the name for it that the program around us uses: torch refuses to read the older one where the
+    newer was set."""
+    matmul = torch.backends.cuda.matmul
+    try:
+        older = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        newer = matmul.fp32_precision
+        matmul.fp32_precision = "ieee"
+        try:
+            yield
+        finally:
+            matmul.fp32_precision = newer
+        return
     torch.set_float32_matmul_precision("highest")
     try:
-        with torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):  # of itself it turns cuDNN off
-            yield
+        yield
     finally:
-        torch.set_float32_matmul_precision(matmul)
+        torch.set_float32_matmul_precision(older)

@@ -23,7 +23,7 @@ from tessera.data import prepare
 from tessera.data.loader import Feed, frame
 from tessera.data.order import Cut
 from tessera.data.prepare import TokenPlan, cache_folder, write_tokens
-from tessera.data.sources import ImageFolder, captions_of
+from tessera.data.sources import ImageFolder, as_source, captions_of
 from tessera.data.synth.shapes import write_shapes
 from tessera.data.token_cache import TokenCache
 from tessera.data.tokens import TokenLoader
@@ -312,6 +312,35 @@ def test_what_the_other_run_lacks_is_made_here_and_not_there(
     assert bytes_of(made) == theirs
     assert sum(seen) == 8
     assert said[0].startswith("cache: 2 of 3 shards")
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x93NUMPY", None], ids=["empty", "cut", "unread sample"])
+def test_a_damaged_shard_is_not_taken(damage: bytes | None, shapes: Path, tmp_path: Path) -> None:
+    other, said = feed_of(shapes, tmp_path / "other"), list[str]()
+    made = write_tokens(other, plan_of(other), encode)
+    whole = bytes_of(made)
+    if damage is None:
+        (made / "00001.json").write_text('{"8.png": "a disk that was away"}')
+    else:
+        (made / "00001.npy").write_bytes(damage)
+    feed = replace(feed_of(shapes, tmp_path / "own", said), lenders=(other.caches,))
+    assert bytes_of(write_tokens(feed, plan_of(feed), encode)) == whole
+    assert said[0].startswith("cache: 2 of 3 shards")
+
+
+def test_a_dataset_in_python_takes_nothing(shapes: Path, tmp_path: Path) -> None:
+    """Its cache is named by its keys, which another dataset may have, too."""
+    folder = ImageFolder.open(shapes)
+    pictures = [np.asarray(folder.read(index)) for index in range(len(folder))]
+    bright, dark = (
+        as_source([{"key": str(n), "image": image // divisor} for n, image in enumerate(pictures)]) for divisor in (1, 2)
+    )
+    other = replace(feed_of(shapes, tmp_path / "other"), source=bright)
+    write_tokens(other, plan_of(other), encode)
+    feed = replace(other, source=dark, caches=tmp_path / "own", lenders=(other.caches,))
+    alone = replace(feed, caches=tmp_path / "alone", lenders=())
+    found, wanted = (write_tokens(each, plan_of(each), encode) for each in (feed, alone))
+    assert bytes_of(found) == bytes_of(wanted) != bytes_of(tmp_path / "other" / found.name)
 
 
 def test_a_cache_of_something_else_is_not_taken(shapes: Path, tmp_path: Path) -> None:

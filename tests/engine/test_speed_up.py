@@ -101,12 +101,14 @@ def test_only_named_classes_are_touched() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recompute", [False, True])
-def test_compiled_gradients_equal_eager_ones(recompute: bool) -> None:
+@pytest.mark.parametrize("compiled", [Deep, Block])
+def test_compiled_gradients_equal_eager_ones(compiled: type[nn.Module], recompute: bool) -> None:
     torch._dynamo.reset()
-    kinds = {"compiled": (Deep, Judge), "checkpointed": (Block,)}
+    kinds = {"compiled": (compiled, Judge), "checkpointed": (Block,)}
     plain, reports = steps(3, 0.0, kinds)
     fast, others = steps(3, 0.0, kinds, compile=True, activation_checkpointing=recompute)
-    assert all(net._compiled_call_impl is not None for net in fast.nets.values())
+    modules = [module for net in fast.nets.values() for module in net.modules()]
+    assert all((module._compiled_call_impl is not None) == isinstance(module, (compiled, Judge)) for module in modules)
     first, second = snapshot(plain), snapshot(fast)
     assert list(first) == list(second), "no name says that it was compiled"
     for name in first:

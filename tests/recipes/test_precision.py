@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -11,6 +14,21 @@ from tessera.recipes.precision import full_precision
 def flags() -> tuple[bool, bool, bool, str]:
     cudnn = torch.backends.cudnn
     return cudnn.enabled, cudnn.benchmark, cudnn.allow_tf32, torch.get_float32_matmul_precision()
+
+
+def test_the_newer_names_of_torch_are_followed() -> None:
+    """In a process of its own: once used, the older ones are refused."""
+    script = """
+import torch
+from tessera.recipes.precision import full_precision
+matmul = torch.backends.cuda.matmul
+matmul.fp32_precision = "tf32"
+with full_precision(torch.device("cuda")):
+    assert matmul.fp32_precision == "ieee"
+    assert torch.backends.cudnn.enabled
+assert matmul.fp32_precision == "tf32"
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 @pytest.mark.parametrize("fails", [False, True])

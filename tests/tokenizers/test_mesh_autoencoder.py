@@ -17,7 +17,7 @@ from tessera.contracts import Context
 from tessera.engine.dist import World
 from tessera.engine.state import TrainState, place
 from tessera.engine.step import Setting, StepReport, train_step
-from tessera.tokenizers.mesh.autoencoder import GraphTokenizer, GraphTokenizerConfig
+from tessera.tokenizers.mesh.autoencoder import GraphTokenizer, GraphTokenizerConfig, convolve
 from tessera.tokenizers.mesh.graph_losses import GraphLossConfig, GraphLosses, blurred_divergence, follow
 from tessera.tokenizers.mesh.graph_stage import GraphTokenizerStageConfig, build_stage
 from tests.tokenizers.graph_meshes import (
@@ -35,6 +35,20 @@ from tests.tokenizers.graph_meshes import (
     table,
     turn,
 )
+
+
+@pytest.mark.parametrize("kernel", [1, 3, 5])
+def test_windows_are_a_convolution(kernel: int) -> None:
+    torch.manual_seed(0)
+    conv, x = torch.nn.Conv2d(6, 4, (1, kernel)), torch.randn(2, 7, 6, requires_grad=True)
+    mask = (torch.arange(7) < torch.tensor([[7], [3]]))[..., None].float()
+    found = convolve(conv, x, mask)
+    wanted = F.conv1d((x * mask).mT, conv.weight[:, :, 0], conv.bias, padding=kernel // 2).mT
+    torch.testing.assert_close(found, wanted)
+    leaves = (x, conv.weight, conv.bias)
+    for one, other in zip(*(torch.autograd.grad(y.square().sum(), leaves) for y in (found, wanted)), strict=True):
+        torch.testing.assert_close(one, other)
+
 
 # ---- meshes see neither padding nor each other
 

@@ -97,8 +97,15 @@ def _write_beside(folder: Path, split: Split, n: int, suffix: str, write_sample:
 def _write_samples(folder: Path, split: Split, n: int, suffix: str, write_sample: WriteSample) -> list[str]:
     """Captions, in order. A sample is a function of its number, so cores share the work and change no byte of it."""
 
+    starter = os.getpid()
+
     def part(first: int, step: int) -> list[str]:
-        return [write_sample(folder / f"{index:06d}{suffix}", split, index) for index in range(first, n, step)]
+        captions = []
+        for index in range(first, n, step):
+            if starter not in (os.getpid(), os.getppid()):
+                break  # whoever asked was killed
+            captions.append(write_sample(folder / f"{index:06d}{suffix}", split, index))
+        return captions
 
     cores = min(os.cpu_count() or 1, n // FEWEST_A_CORE)
     if cores < 2 or sys.platform != "linux":  # elsewhere a process cannot take over what this one has
@@ -137,5 +144,7 @@ def _send(sender: Connection, part: Callable[[int, int], list[str]], first: int,
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         sender.send(part(first, step))
-    except Exception as error:
+    except UserError as error:
         sender.send(error)
+    except Exception as error:  # which may not be one that can be sent
+        sender.send(RuntimeError(f"{type(error).__name__}: {error}"))

@@ -119,6 +119,10 @@ class Layer(nn.Module):
         return x if self.cross is None else self.cross(x, context, mask)
 
 
+class LastNorm(GroupNorm):
+    """That of no layer, by a name of its own: it is compiled by itself, which others need not be."""
+
+
 class UNet(nn.Module):
     """Down through the levels, and up again beside what each layer of the way down has put out. An untrained one guesses 0."""
 
@@ -146,7 +150,7 @@ class UNet(nn.Module):
             Layer(config, widths[-1], widths[-1], attention=True, context_width=context),
             Layer(config, widths[-1], widths[-1], attention=False, context_width=None),
         ])  # fmt: skip
-        self.norm = GroupNorm(2 * stem)
+        self.norm = LastNorm(2 * stem)
         self.out = initialise(nn.Conv2d(2 * stem, inputs.channels_out, 3, padding=1), gain=0)
         store_channels_last(self)
 

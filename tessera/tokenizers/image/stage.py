@@ -111,8 +111,7 @@ def sped_up(stage: Stage, halves: Classes, blocks: Classes, sizes: Shapes = "one
     """What is compiled and recorded of an autoencoder's two halves, for pictures of one or a few sizes.
 
     Halves are recorded around compiled blocks: equal ones, in both halves, are compiled once, so the first step comes in half the
-    time. A critic with an adaptive weight goes back through the decoder several times, which a recording cannot. So where there
-    is a critic, torch compiles and records each half as one piece.
+    time. With a critic torch compiles and records each half, and the critic, as one piece: it was timed so (bench/RESULTS.md).
     """
     if "critic" in stage.nets:
         return replace(stage, compiled=(*halves, Critic, VGG16Distance), shapes=sizes, sharded=halves)
