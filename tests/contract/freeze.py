@@ -50,6 +50,26 @@ ONE_BY_ONE = (  # the same clips with the other generator
     "base.loss={text_dropout_prob: 0.3, length_dropout_prob: 0.5, sketch_dropout_prob: 0.3}",
     "sample={chunk: 2, fps: 8}",
 )
+MESHES = (
+    "data.bins=32",
+    "data.validation_fraction=0.3",
+    "data.scale=1.1",
+    "data.yaw=quarters",
+    "tokenizer.kind=graph",
+    "tokenizer.batch_size=4",
+    "tokenizer.optim={lr: 1.0e-2, warmup_steps: 2}",
+    "tokenizer.ema_decay=0.9",
+    "text={kind: bytes, length: 16, width: 16, depth: 1, heads: 2}",
+    "base.batch_size=4",
+    "base.model={width: 16, depth: 1, heads: 2, inner_width: 16, inner_depth: 1}",
+    "base.optim={lr: 1.0e-2, warmup_steps: 2}",
+    "base.ema_decay=0.9",
+    "sample={max_faces: 8}",
+    "engine.device=cpu",
+    "engine.log_every_steps=1",
+    f"engine.save_every_steps={SAVED}",
+    "engine.validate_every_steps=4",
+)
 SETS = {  # a recipe, or RECIPE-KIND
     "muse": (
         "data.resolution=16",
@@ -109,26 +129,14 @@ SETS = {  # a recipe, or RECIPE-KIND
         "engine.validate_every_steps=4",
     ),
     "meshgpt": (
-        "data.bins=32",
-        "data.validation_fraction=0.3",
-        "data.scale=1.1",
-        "data.yaw=quarters",
-        "tokenizer.kind=graph",
-        "tokenizer.batch_size=4",
+        *MESHES,
         "tokenizer.model={coordinate_width: 4, encoder_width: 8, encoder_layers: 1, decoder_width: 8, decoder_blocks: 1, "
         "heads: 2, quantizer: {num_quantizers: 2, quantizer: {kind: fsq, levels: [4, 4]}}}",
-        "tokenizer.optim={lr: 1.0e-2, warmup_steps: 2}",
-        "tokenizer.ema_decay=0.9",
-        "text={kind: bytes, length: 16, width: 16, depth: 1, heads: 2}",
-        "base.batch_size=4",
-        "base.model={width: 16, depth: 1, heads: 2, inner_width: 16, inner_depth: 1}",
-        "base.optim={lr: 1.0e-2, warmup_steps: 2}",
-        "base.ema_decay=0.9",
-        "sample={max_faces: 8}",
-        "engine.device=cpu",
-        "engine.log_every_steps=1",
-        f"engine.save_every_steps={SAVED}",
-        "engine.validate_every_steps=4",
+    ),
+    "meshgpt-digits": (  # codes so many that they are written as two
+        *MESHES,
+        "tokenizer.model={coordinate_width: 4, encoder_width: 8, encoder_layers: 1, decoder_width: 8, decoder_blocks: 1, "
+        "heads: 2, quantizer: {num_quantizers: 2, quantizer: {kind: fsq, levels: [8, 8, 8, 8, 5]}}}",
     ),
     "phenaki": (
         *CLIPS,
