@@ -41,7 +41,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
 # --- numbers
 
 
-@pytest.mark.parametrize("value", ["nan", "1e30"])
+@pytest.mark.parametrize("value", ["nan", pytest.param("1e30", marks=pytest.mark.slow)])
 def test_a_bad_sample_on_one_rank_stops_all(value: str, shapes: Path, reference: Reference, tmp_path: Path) -> None:
     arguments = train_arguments(shapes, tmp_path / "run", engine__micro_batch_size=4)
     with start_ranks(["1", "11", value, *arguments], tmp_path, 2, HERE / "poison_sample.py") as ranks:
