@@ -86,11 +86,15 @@ def time_call(
     return row
 
 
-def time_steps(call: Callable[[], Any], items: int, *, repeats: int = 20, **how: Any) -> dict[str, Any]:
+def time_steps(
+    call: Callable[[], Any], items: int, *, warm: int = 5, repeats: int = 20, count: bool = True,
+    counted: tuple[Callable[[], Any], int] | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """The same of an update. Training does not wait for the device after each, so neither does this: on a GPU five follow each
     other, and `repeats` counts all of them."""
     together = 5 if torch.cuda.is_available() else 1
-    return time_call(call, items, repeats=max(1, repeats // together), together=together, **how)
+    rounds = max(1, repeats // together)
+    return time_call(call, items, warm=warm, repeats=rounds, count=count, counted=counted, together=together)
 
 
 @functools.cache

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,32 @@ def test_an_error_in_one_of_them_is_told_and_nothing_is_left(tmp_path: Path) -> 
     with pytest.raises(UserError, match="sample 11 is odd"):
         write_set(tmp_path / "set", 40, {}, ".dat", broken)
     assert not list(tmp_path.iterdir())
+
+
+def test_writers_end_when_whoever_asked_is_killed(tmp_path: Path) -> None:
+    script = """
+import os, sys, time
+from pathlib import Path
+from tessera.data.synth import splits
+splits.FEWEST_A_CORE, os.cpu_count = 1, lambda: 3
+def slow(path, split, index):
+    time.sleep(0.02)
+    path.touch()
+    return ""
+splits.write_set(Path(sys.argv[1]), 100000, {}, ".dat", slow)
+"""
+
+    def written() -> int:
+        return len(list(tmp_path.glob(".set.partial-*/train/*.dat")))
+
+    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "set")]) as process:
+        while written() < 3 and process.poll() is None:
+            time.sleep(0.05)
+        process.kill()
+    time.sleep(0.5)
+    before = written()
+    time.sleep(0.5)
+    assert before == written() >= 3
 
 
 @pytest.mark.usefixtures("three_cores")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tessera.batches import TextStates
 from tessera.generators.autoregressive.model import AutoregressiveConfig, Hourglass, Layer
-from tessera.generators.masked.model import digit_sizes
+from tessera.generators.masked.model import digit_sizes, join_digits, split_digits
 from tessera.nn.nearby import Grid, NearbyAttention, NearbyConfig, Reach, Sight, Slot, View, sight_of
 from tessera.nn.nearby_cross import Beside, BesideSome, CrossWindow, NearbyCross, cell_angles, seen_cells, slot_angles
 from tessera.nn.positions import rotary_angles
@@ -127,15 +127,11 @@ class GridAutoregressive(Hourglass):
 
     def split(self, ids: Tensor) -> Tensor:
         """b t h w or b t h w q -> b t h w p, the parts of cells."""
-        if self.codes is not None:
-            return ids
-        return ids[..., None] if len(self.sizes) == 1 else torch.stack([ids // self.sizes[1], ids % self.sizes[1]], dim=-1)
+        return split_digits(ids, self.sizes) if self.codes is None else ids
 
     def join(self, parts: Tensor) -> Tensor:
         """The inverse of `split`."""
-        if self.codes is not None:
-            return parts
-        return parts[..., 0] if len(self.sizes) == 1 else parts[..., 0] * self.sizes[1] + parts[..., 1]
+        return join_digits(parts, self.sizes) if self.codes is None else parts
 
     def beyond(self, device: torch.device) -> Tensor:
         """p v bool: what is no part of any cell, because the sizes differ."""

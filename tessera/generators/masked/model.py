@@ -71,6 +71,16 @@ def digit_sizes(vocab_size: int) -> tuple[int, ...]:
     return (vocab_size,) if low < 2 else (low, vocab_size // low)
 
 
+def split_digits(ids: Tensor, sizes: Sequence[int]) -> Tensor:
+    """... -> ... p, the last one changing fastest."""
+    return ids[..., None] if len(sizes) == 1 else torch.stack([ids // sizes[1], ids % sizes[1]], dim=-1)
+
+
+def join_digits(digits: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The inverse of `split_digits`."""
+    return digits[..., 0] if len(sizes) == 1 else digits[..., 0] * sizes[1] + digits[..., 1]
+
+
 class TokenEmbedding(nn.Module):
     """Ids -> vectors of unit variance, the sum over digits. `vocab_size` itself is a hidden token, the last row of each table."""
 

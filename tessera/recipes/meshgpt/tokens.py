@@ -15,7 +15,7 @@ from tessera.batches import MeshBatch, SequenceBatch
 from tessera.contracts import Constraint, Nets
 from tessera.data.canonical import quantise, to_mesh
 from tessera.generators.autoregressive.sample import EndBetween
-from tessera.generators.masked.model import digit_sizes
+from tessera.generators.masked.model import digit_sizes, join_digits, split_digits
 from tessera.media.meshes import Mesh
 from tessera.recipes.meshgpt.config import MeshGPTConfig
 from tessera.recipes.precision import full_precision
@@ -56,14 +56,14 @@ def encode_graph(digits: Sequence[int], nets: Nets, corners: Tensor, faces: Tens
     full precision, whatever the training around it has."""
     with full_precision(corners.device), torch.autocast(corners.device.type, enabled=False):
         codes = graph_of(nets).encode(corners, faces).flatten(-2)
-    return codes if len(digits) == 1 else torch.stack([codes // digits[1], codes % digits[1]], dim=-1).flatten(-2)
+    return split_digits(codes, digits).flatten(-2)
 
 
 @torch.no_grad()
 def decode_graph(digits: Sequence[int], nets: Nets, ids: Tensor, faces: Tensor) -> Tensor:
     """Codes to corners."""
     tokenizer = graph_of(nets)
-    codes = ids if len(digits) == 1 else ids[..., ::2] * digits[1] + ids[..., 1::2]
+    codes = join_digits(ids.unflatten(-1, (-1, len(digits))), digits)
     with full_precision(ids.device), torch.autocast(ids.device.type, enabled=False):
         return tokenizer.decode(codes.unflatten(-1, (CORNERS, -1)), faces)
 
