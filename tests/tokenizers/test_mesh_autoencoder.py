@@ -37,11 +37,12 @@ from tests.tokenizers.graph_meshes import (
 )
 
 
+@pytest.mark.parametrize("length", [7, 1])
 @pytest.mark.parametrize("kernel", [1, 3, 5])
-def test_windows_are_a_convolution(kernel: int) -> None:
+def test_moved_products_are_a_convolution(kernel: int, length: int) -> None:
     torch.manual_seed(0)
-    conv, x = torch.nn.Conv2d(6, 4, (1, kernel)), torch.randn(2, 7, 6, requires_grad=True)
-    mask = (torch.arange(7) < torch.tensor([[7], [3]]))[..., None].float()
+    conv, x = torch.nn.Conv2d(6, 4, (1, kernel)), torch.randn(2, length, 6, requires_grad=True)
+    mask = (torch.arange(length) < torch.tensor([[7], [3]]))[..., None].float()
     found = convolve(conv, x, mask)
     wanted = F.conv1d((x * mask).mT, conv.weight[:, :, 0], conv.bias, padding=kernel // 2).mT
     torch.testing.assert_close(found, wanted)

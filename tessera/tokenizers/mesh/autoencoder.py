@@ -120,12 +120,14 @@ class GraphLayer(nn.Module):
 
 
 def convolve(conv: nn.Conv2d, x: Tensor, mask: Tensor) -> Tensor:
-    """Along the faces, b f d; mask b f 1 hides the padding. As one product of windows, since what torch compiles of a convolution
-    is for one length alone; channels are innermost, so that they are written and read in the order of memory."""
+    """Along the faces, b f d; mask b f 1 hides the padding. As one product, since what torch compiles of a convolution is for one
+    length alone: what a face gives to each face that sees it, then moved there and added. Windows of x would be made anew from
+    what x is made of, once for each place. Channels are innermost, so that they are written and read in the order of memory."""
+    assert conv.bias is not None
     kernel, length = conv.kernel_size[1], x.shape[1]
-    padded = F.pad(x * mask, (0, 0, kernel // 2, kernel // 2))
-    windows = torch.cat([padded[:, first : first + length] for first in range(kernel)], dim=-1)
-    return F.linear(windows, rearrange(conv.weight, "o i 1 k -> o (k i)"), conv.bias)
+    given = F.linear(x * mask, torch.cat(conv.weight.squeeze(2).unbind(-1)))  # b f (k o); the weight's gradient is contiguous
+    padded = (F.pad(part, (0, 0, kernel // 2, kernel // 2)) for part in given.chunk(kernel, dim=-1))
+    return sum((part[:, first : first + length] for first, part in enumerate(padded)), conv.bias.to(given.dtype))
 
 
 class ConvBlock(nn.Module):

@@ -77,16 +77,15 @@ class GraphLosses:
 def blurred_divergence(logits: Tensor, targets: Tensor, blur: float) -> Tensor:
     """... bins, targets ... -> ...: divergence (KL) of the prediction from a Gaussian about the target, cut at the first and the
     last bin and of sum 1. Cross-entropy less the target's own entropy, so that 0 is perfect. fp32."""
-    logits = logits.float()
-    bins = logits.shape[-1]
+    logs = logits.float().log_softmax(-1)  # one kernel there and one back, `logsumexp` is several
+    bins = logs.shape[-1]
     reach = math.ceil(6 * blur)  # beyond, weights are below 2e-8
     steps = torch.arange(-reach, reach + 1, device=logits.device)
     near = targets[..., None] + steps
     weights = torch.exp(-0.5 * (steps / max(blur, 1e-12)).square()) * ((near >= 0) & (near < bins))
     weights = weights / weights.sum(-1, keepdim=True)
     entropies = -torch.special.xlogy(weights, weights).sum(-1)
-    mean_logits = (weights * logits.gather(-1, near.clamp(0, bins - 1))).sum(-1)
-    return logits.logsumexp(-1) - mean_logits - entropies
+    return -(weights * logs.gather(-1, near.clamp(0, bins - 1))).sum(-1) - entropies
 
 
 def summed(total: Tensor, parts: dict[str, Tensor], made: Reconstruction, batch: MeshBatch, stats: dict[str, Tensor]) -> Loss:
