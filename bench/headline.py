@@ -44,16 +44,16 @@ QUICK = "engine.device=cpu engine.validation_samples=8"
 
 HEADLINES = {
     "phenaki": Headline(
-        "phenaki", "digits --n 20000", f"tokenizer.steps=2600 base.steps=6000 {CLIPS} {FRAMES}", "--n 256 --set sample.chunk=64",
+        "phenaki", "digits --n 16000", f"tokenizer.steps=2600 base.steps=5000 {CLIPS} {FRAMES}", "--n 512 --set sample.chunk=64",
         "tokenizer.steps=2 base.steps=2",
     ),
     "nuwa": Headline(
-        "nuwa", "digits --n 20000", f"base.needs.tokenizer=OUT/phenaki/run/tokenizer base.steps=5000 {CLIPS}",
-        "--n 256 --set sample.chunk=64", "base.steps=2",
+        "nuwa", "digits --n 16000", f"base.needs.tokenizer=OUT/phenaki/run/tokenizer base.steps=4000 {CLIPS}",
+        "--n 512 --set sample.chunk=64", "base.steps=2",
     ),
     "dalle2": Headline(
         "dalle2", "shapes --n 40000 --max-shapes 2",
-        "pair.steps=1000 prior.steps=3000 prior.optim.lr=1e-3 base.steps=5000 base.optim.lr=8e-4 superres.steps=2000 "
+        "pair.steps=1000 prior.steps=3000 prior.optim.lr=1e-3 base.steps=4000 base.optim.lr=8e-4 superres.steps=1500 "
         "superres.optim.lr=8e-4 text.length=64 sample.chunk=128 engine.validate_every_steps=1000",
         "--n 512", "pair.steps=2 prior.steps=2 base.steps=2 superres.steps=2",
     ),
