@@ -234,9 +234,7 @@ class NetRecording:
                 own.copy_(made)
         pairs = list(zip(self.wanted, found[len(sources) :], strict=True))
         self.reached = [gradient is not None for _, gradient in pairs]
-        known = [(self.lane.gradients[parameter], gradient) for parameter, gradient in pairs if gradient is not None]
-        if known:
-            torch._foreach_copy_([own for own, _ in known], [gradient for _, gradient in known])
+        copy_all([(self.lane.gradients[parameter], gradient) for parameter, gradient in pairs if gradient is not None])
 
     @torch.no_grad()
     def go(self, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -261,6 +259,21 @@ class NetRecording:
     def rebuilt(self, outputs: Sequence[Tensor]) -> Any:
         """As the module returns them."""
         return refilled(self.structure, outputs)
+
+
+def copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """From the second to the first of each, in one launch for all that lie alike: torch makes one of each, if one does not."""
+    alike = [(own, made) for own, made in pairs if lies_alike(own, made)]
+    if alike:
+        torch._foreach_copy_([own for own, _ in alike], [made for _, made in alike])
+    for own, made in pairs:
+        if not lies_alike(own, made):
+            own.copy_(made)
+
+
+def lies_alike(one: Tensor, other: Tensor) -> bool:
+    """In memory."""
+    return one.stride() == other.stride() and one.dtype == other.dtype
 
 
 def refilled(item: Any, tensors: Sequence[Tensor]) -> Any:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tessera.contracts import frozen
-from tessera.engine.replay import MOST_FLIGHTS, WARM_UP_CALLS, Graph, Replayed, launched_one_by_one
+from tessera.engine.replay import MOST_FLIGHTS, WARM_UP_CALLS, Graph, Replayed, copy_all, launched_one_by_one
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,18 @@ class Again(Graph):
         self.replays += 1
         with torch.enable_grad():
             self.launch()
+
+
+class Names(TorchDispatchMode):
+    """Of the operations inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func._overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
 
 
 class Anywhere(Replayed):
@@ -233,6 +246,16 @@ def test_without_gradients_it_is_recorded_too(pair: tuple[Net, Net, Replayed]) -
         torch.testing.assert_close(first.y, wanted.y)
         loss_of(twin(given(step), after=first.y.sum(-1, keepdim=True).expand(-1, 8))).backward()
     assert sorted(key[1] for key in replayed.recordings) == [False, True]  # type: ignore[index]
+
+
+def test_gradients_that_lie_alike_are_copied_in_one_launch_whatever_the_others_do() -> None:
+    made = [torch.randn(3, 2), torch.randn(2, 3).t(), torch.randn(4), torch.randn(5).double()]
+    own = [torch.zeros(tensor.shape) for tensor in made]
+    with Names() as names:
+        copy_all(list(zip(own, made, strict=True)))
+    assert [name for name in names.seen if "copy_" in name] == ["_foreach_copy_", "copy_", "copy_"]
+    for kept, tensor in zip(own, made, strict=True):
+        torch.testing.assert_close(kept, tensor.float())
 
 
 def test_going_back_twice_is_refused(pair: tuple[Net, Net, Replayed]) -> None:
