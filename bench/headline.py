@@ -1,33 +1,49 @@
-"""The runs behind the accuracies of RESULTS.md: makes the data, trains, judges held-out combinations. Each command is printed
-with the seconds it took, and its output goes to OUT/NAME/COMMAND.log.
+"""The runs behind the accuracies of RESULTS.md: makes the data, trains, judges and draws what was held out. Each command is
+printed with the seconds it took as it ends; its output goes to OUT/NAME/COMMAND.log, what is drawn to OUT/NAME/drawn.
 
-    python bench/headline.py phenaki nuwa dalle2 meshgpt graph --out OUT [--seed 2] [--quick]
+    python bench/headline.py phenaki nuwa ... --out OUT [--real DATA] [--lanes 2] [--seed 2] [--quick]
 
-Runs of one OUT share their data, and nuwa takes the tokenizer of phenaki's run there. A command of training has at most nine
-minutes: it is then stopped, and resumed in a second one. --quick shows within minutes, on a CPU, that everything runs.
+Runs of one OUT share their data, and some take what another run there has trained: these wait for it. So many as there are lanes
+run beside each other, the first named first: while one compiles, another trains. One that fails stops no other. A command of
+training has at most nine minutes: it is then stopped, and resumed in a second one. DATA has the folders emoji, sprites and
+lowpoly. --quick shows within minutes, on a CPU, that everything runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-MOST_SECONDS = 540  # of a command of training
+from tessera.evals.clip_material import load_clips
+from tessera.evals.material import load_material
+from tessera.evals.mesh_material import load_meshes
+from tessera.pipeline import resolve
+
+MOST_SECONDS = 540.0  # of a command of training
+LOADERS = {"phenaki": load_clips, "nuwa": load_clips, "dalle2": load_material, "meshgpt": load_meshes}
+"""Which read what `tessera evaluate` judges."""
 
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """One run. In commands OUT stands for the folder of all of them."""
+    """One run. In commands OUT stands for the folder of all of them, RUN for the run's."""
 
     recipe: str
-    data: str  # of tessera data synth: what, and its options
+    data: str  # of `tessera data synth`: what, and its options; or the name of a folder of DATA
     sets: str
-    judged: str  # options of tessera evaluate
+    then: tuple[str, ...]  # commands after training: of tessera, or a script of this folder
+    stage: str = ""  # the only one that is trained
+    after: str = ""  # RUN/STAGE of another one: waits until that stage trains, so until all before it is there
+    seconds: float = 0.0  # its training is stopped for good so long after its last stage began
+    drawn: int = 0  # captions of what was held out that are drawn, with the options of the last command
     quick: str = ""  # more sets with --quick
 
     @property
@@ -39,54 +55,203 @@ class Headline:
 CLIPS = "data.start=first engine.validate_every_steps=1000 engine.preview_every_steps=5000"
 FRAMES = " ".join(f"base.loss.frames.{name}_prob={prob}" for name, prob in
                   {"prefix": 0.1, "between": 0.05, "later": 0.1, "shorter": 0.05}.items())  # fmt: skip
+DIGITS, SHAPES, FURNITURE = "digits --n 16000", "shapes --n 40000 --max-shapes 2", "furniture --n 20000"
 MESHES = "base.model.dropout=0.1 engine.validate_every_steps=500"
+SPRITES = (
+    "data.frames=13 data.start=first data.validation_fraction=0.1 text.length=160 base.steps=900 base.model.dropout=0.3 "
+    "base.optim.warmup_steps=100 engine.validate_every_steps=150 engine.save_every_steps=150 engine.keep_checkpoints=8"
+)
+CASCADE = "text.length=64 sample.chunk=128 engine.validate_every_steps=1000"
 QUICK = "engine.device=cpu engine.validation_samples=8"
+QUICKLY = {
+    "evaluate": "evaluate RUN --n 8",
+    "data": "data prepare RUN --stage base",
+    "bench/cascade.py": "bench/cascade.py RUN --n 4 --samplers dpm --steps 2",
+}
+"""With --quick, by their first word."""
+JUDGED = "evaluate RUN --n 512 --set sample.chunk=64"
+BEST = ("evaluate RUN --n 144 --checkpoint best --set sample.chunk=48",)
+
+
+def combined(recipe: str, tokenizer: str) -> Headline:
+    """One of four: either generator on either tokenizer of digits, all for the same time."""
+    sets = f"base.needs.tokenizer=OUT/{tokenizer}/run/tokenizer base.steps=1500 base.optim.warmup_steps=200 {CLIPS}"
+    began = "phenaki/base" if tokenizer == "phenaki" else "cvivit"
+    return Headline(recipe, DIGITS, sets, (JUDGED,), after=began, seconds=150.0, quick="base.steps=2")
+
+
+def processed(kind: str) -> Headline:
+    """A decoder of shapes alone, by another process; on the embeddings of the whole cascade's run."""
+    sets = f"embeddings.path=OUT/dalle2/run/pair base.process.kind={kind} base.steps=1200 base.optim.lr=8e-4"
+    then = ("bench/cascade.py RUN --n 256 --stages base --steps 16 32",)
+    return Headline(
+        "dalle2",
+        SHAPES,
+        f"{sets} base.optim.warmup_steps=200 {CASCADE}",
+        then,
+        stage="base",
+        after="dalle2/base",
+        quick="base.steps=2",
+    )
+
 
 HEADLINES = {
     "phenaki": Headline(
-        "phenaki", "digits --n 16000", f"tokenizer.steps=2600 base.steps=5000 {CLIPS} {FRAMES}", "--n 512 --set sample.chunk=64",
-        "tokenizer.steps=2 base.steps=2",
+        "phenaki", DIGITS, f"tokenizer.steps=2600 base.steps=5000 {CLIPS} {FRAMES}", (JUDGED,), drawn=8,
+        quick="tokenizer.steps=2 base.steps=2",
     ),
     "nuwa": Headline(
-        "nuwa", "digits --n 16000", f"base.needs.tokenizer=OUT/phenaki/run/tokenizer base.steps=4000 {CLIPS}",
-        "--n 512 --set sample.chunk=64", "base.steps=2",
+        "nuwa", DIGITS, f"base.needs.tokenizer=OUT/phenaki/run/tokenizer base.steps=4000 {CLIPS}", (JUDGED,),
+        after="phenaki/base", drawn=8, quick="base.steps=2",
+    ),
+    "cvivit": Headline(
+        "phenaki", DIGITS, f"tokenizer.model.kind=cvivit tokenizer.steps=2600 {CLIPS}", ("data prepare RUN --stage base",),
+        stage="tokenizer", quick="tokenizer.steps=2 tokenizer.model.window=3",
+    ),
+    "masked-conv": combined("phenaki", "phenaki"),
+    "ar-conv": combined("nuwa", "phenaki"),
+    "masked-cvivit": combined("phenaki", "cvivit"),
+    "ar-cvivit": combined("nuwa", "cvivit"),
+    "sprites": Headline(
+        "phenaki", "sprites", f"tokenizer.steps=1500 {SPRITES}", BEST, drawn=32, quick="tokenizer.steps=2 base.steps=2",
+    ),
+    "sprites-nuwa": Headline(
+        "nuwa", "sprites", f"base.needs.tokenizer=OUT/sprites/run/tokenizer {SPRITES}", BEST, after="sprites/base", drawn=32,
+        quick="base.steps=2",
     ),
     "dalle2": Headline(
-        "dalle2", "shapes --n 40000 --max-shapes 2",
+        "dalle2", SHAPES,
         "pair.steps=1000 prior.steps=3000 prior.optim.lr=1e-3 base.steps=4000 base.optim.lr=8e-4 superres.steps=1500 "
-        "superres.optim.lr=8e-4 text.length=64 sample.chunk=128 engine.validate_every_steps=1000",
-        "--n 512", "pair.steps=2 prior.steps=2 base.steps=2 superres.steps=2",
+        f"superres.optim.lr=8e-4 {CASCADE}",
+        ("bench/cascade.py RUN --n 256", "evaluate RUN --n 512"), drawn=8,
+        quick="pair.steps=2 prior.steps=2 base.steps=2 superres.steps=2",
+    ),
+    "flow": processed("flow"),
+    "edm": processed("edm"),
+    "ddpm": processed("ddpm"),
+    "emoji": Headline(
+        "dalle2", "emoji",
+        "data.validation_fraction=0.1 data.crop=random data.zoom=1.1 data.flip=true text.kind=minilm text.length=32 "
+        "pair.steps=600 pair.model.dropout=0.1 prior.steps=1500 prior.optim.lr=1e-3 base.steps=2500 base.optim.lr=8e-4 "
+        "base.model.dropout=0.3 superres.steps=1200 superres.optim.lr=8e-4 engine.validate_every_steps=500",
+        ("evaluate RUN --n 164 --set sample.chunk=64",), drawn=32,
+        quick="pair.steps=2 prior.steps=2 base.steps=2 superres.steps=2",
     ),
     "meshgpt": Headline(
-        "meshgpt", "furniture --n 20000", f"base.steps=2500 {MESHES}", "--n 256 --set sample.chunk=256", "base.steps=2",
+        "meshgpt", FURNITURE, f"base.steps=2500 {MESHES}", ("evaluate RUN --n 256 --set sample.chunk=256",), drawn=8,
+        quick="base.steps=2",
     ),
     "graph": Headline(
-        "meshgpt", "furniture --n 20000", f"tokenizer.kind=graph tokenizer.steps=6000 base.steps=3000 {MESHES}",
-        "--n 256 --set sample.chunk=256", "tokenizer.steps=2 base.steps=2",
+        "meshgpt", FURNITURE, f"tokenizer.kind=graph tokenizer.steps=6000 base.steps=2500 {MESHES}",
+        ("evaluate RUN --n 256 --set sample.chunk=256",), drawn=8, quick="tokenizer.steps=2 base.steps=2",
+    ),
+    "lowpoly": Headline(
+        "meshgpt", "lowpoly",
+        "base.steps=3000 data.yaw=quarters data.scale=1.2 base.model.dropout=0.2 data.validation_fraction=0.06 "
+        "engine.validate_every_steps=500 engine.save_every_steps=500 engine.keep_checkpoints=8",
+        ("evaluate RUN --n 24 --checkpoint best --set sample.chunk=24",), drawn=24, quick="base.steps=2",
     ),
 }  # fmt: skip
 
 
+class Failed(Exception):
+    """A command did, or what a run waits for."""
+
+
+@dataclass(slots=True)
+class Running:
+    """A run and what became of it."""
+
+    name: str
+    asked: argparse.Namespace
+    headline: Headline = field(init=False)
+    home: Path = field(init=False)
+    data: Path = field(init=False)
+    thread: threading.Thread | None = None
+    failure: str = ""
+
+    def __post_init__(self) -> None:
+        self.headline = HEADLINES[self.name]
+        self.home = self.asked.out / (self.name if self.asked.seed == 0 else f"{self.name}-seed{self.asked.seed}")
+        real = " " not in self.headline.data
+        self.data = (self.asked.real if real else self.asked.out) / self.headline.kind
+
+    @property
+    def over(self) -> bool:
+        """Whether it came to an end, good or bad."""
+        return bool(self.failure) or (self.thread is not None and not self.thread.is_alive())
+
+    def ready(self, others: dict[str, Running]) -> bool:
+        """Whether what it needs is there; a run that failed, or is in another call's OUT and not there, will never be."""
+        if not self.headline.after:
+            return True
+        name, _, stage = self.headline.after.partition("/")
+        begun = self.asked.out / name / "run" / stage / "metrics.jsonl"
+        if stage and begun.exists() and begun.stat().st_size:
+            return True
+        other = others.get(name)
+        if other is None:
+            there = (self.asked.out / name / "run").exists()
+            self.failure = "" if there else f"needs the run {name}; name it as well, or first"
+            return there
+        if other.failure:
+            self.failure = f"{name} failed, and it needs that one"
+        return not stage and other.over and not other.failure
+
+    def start(self) -> None:
+        """In a thread."""
+        self.thread = threading.Thread(target=self._work, daemon=True)
+        self.thread.start()
+
+    def _work(self) -> None:
+        try:
+            self.home.mkdir(parents=True)
+            train(self)
+            for number, line in enumerate(self.headline.then):
+                words = (QUICKLY[line.split()[0]] if self.asked.quick else line).replace("RUN", str(self.home / "run"))
+                command(self, f"then-{number + 1}", words.split())
+            if self.headline.drawn:
+                draw(self)
+        except Exception as error:
+            self.failure = f"{type(error).__name__}: {error}"
+            print(f"{self.name}: {self.failure}", flush=True)
+
+
 def main() -> None:
-    """One after the other."""
+    """Starts what can start, until all is over."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="+", choices=HEADLINES, metavar="name", help=", ".join(HEADLINES))
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--real", type=Path, default=Path("data"), help="with the folders emoji, sprites and lowpoly")
+    parser.add_argument("--lanes", type=int, default=1, help="runs beside each other")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="tiny nets, few samples, two steps")
+    parser.add_argument("--tessera", default=f"{shlex.quote(sys.executable)} -m tessera", help="the command that is run")
     asked = parser.parse_args()
-    for name in asked.names:
-        headline = HEADLINES[name]
-        home = asked.out / (name if asked.seed == 0 else f"{name}-seed{asked.seed}")
-        home.mkdir(parents=True)
-        data = asked.out / headline.kind
-        if not data.exists():
-            what = headline.data if not asked.quick else f"{headline.kind} --n 80"
-            tessera(home / "synth.log", "data", "synth", *what.split(), "--out", str(data))
-        train(headline, data, home, asked.seed, asked.quick)
-        judged = headline.judged if not asked.quick else "--n 8"
-        tessera(home / "evaluate.log", "evaluate", str(home / "run"), *judged.split())
-        print((home / "evaluate.log").read_text(), flush=True)
+    asked.out = asked.out.absolute()
+    runs = {name: Running(name, asked) for name in asked.names}
+    make_data(list(runs.values()), asked)
+    while not all(run.over for run in runs.values()):
+        for run in runs.values():
+            busy = sum(other.thread is not None and not other.over for other in runs.values())
+            if run.thread is None and not run.over and busy < asked.lanes and run.ready(runs):
+                run.start()
+        time.sleep(0.2)
+    for run in runs.values():
+        print(f"{run.name}: {run.failure.splitlines()[0] if run.failure else 'done'}", flush=True)
+    raise SystemExit(any(run.failure for run in runs.values()))
+
+
+def make_data(runs: list[Running], asked: argparse.Namespace) -> None:
+    """What is missing, each kind once."""
+    for run in runs:
+        if run.data.exists():
+            continue
+        if " " not in run.headline.data:
+            raise SystemExit(f"{run.data} is not there; {run.name} is trained on it: say with --real where its folder lies")
+        what = run.headline.data if not asked.quick else f"{run.headline.kind} --n 80"
+        asked.out.mkdir(parents=True, exist_ok=True)
+        call(asked.out / f"{run.headline.kind}.log", f"{asked.tessera} data synth {what} --out {run.data}", None, "")
 
 
 def sets_of(headline: Headline, out: Path, quick: bool) -> list[str]:
@@ -95,35 +260,68 @@ def sets_of(headline: Headline, out: Path, quick: bool) -> list[str]:
     return list({item.partition("=")[0]: item for item in items.replace("OUT", str(out.absolute())).split()}.values())
 
 
-def train(headline: Headline, data: Path, home: Path, seed: int, quick: bool) -> None:
-    """In as many commands of nine minutes as it takes."""
-    preset = ("--preset", "tiny") if quick else ()
-    sets = (f"seed={seed}", *sets_of(headline, home.parent, quick))
-    options = ("--data", str(data), "--run", str(home / "run"), *preset, "--set", *sets)
-    done = tessera(home / "train-1.log", "train", headline.recipe, *options)
-    command = 1
-    while not done:
-        command += 1
-        done = tessera(home / f"train-{command}.log", "resume", str(home / "run"))
+def train(run: Running) -> None:
+    """In as many commands of nine minutes as it takes; or in one that is cut."""
+    preset = ["--preset", "tiny"] if run.asked.quick else []
+    stage = ["--stage", run.headline.stage] if run.headline.stage else []
+    sets = [f"seed={run.asked.seed}", *sets_of(run.headline, run.asked.out, run.asked.quick)]
+    place = str(run.home / "run")
+    words = ["train", run.headline.recipe, "--data", str(run.data), "--run", place, *preset, *stage, "--set", *sets]
+    number, done = 1, command(run, "train-1", words)
+    while not done and not run.headline.seconds:
+        number += 1
+        done = command(run, f"train-{number}", ["resume", place])
 
 
-def tessera(log: Path, *words: str) -> bool:
-    """Whether it came to its end within its time; another failure ends all."""
-    start = time.monotonic()
+def draw(run: Running) -> None:
+    """Captions that were held out, through the checkpoint and in the chunks of the last command."""
+    place = run.home / "run"
+    config = resolve(run.headline.recipe, preset="tiny" if run.asked.quick else "small", data=str(run.data), steps=None,
+                     sets=sets_of(run.headline, run.asked.out, run.asked.quick))  # fmt: skip
+    read: Any = LOADERS[run.headline.recipe]
+    held_out = read(config.data, most_train=1, most_held_out=32, seed=0).held_out.captions
+    captions = [caption for caption in held_out if caption][: 2 if run.asked.quick else run.headline.drawn]
+    (run.home / "captions.txt").write_text("".join(f"{caption}\n" for caption in captions))
+    words = run.headline.then[-1].split()
+    best = ["--checkpoint", "best"] if "best" in words else []
+    chunk = [word for word in words if word.startswith("sample.chunk")]
+    options = ["--prompts", str(run.home / "captions.txt"), "--out", str(run.home / "drawn"), *best]
+    command(run, "draw", ["sample", str(place), *options, *(["--set", *chunk] if chunk else [])])
+
+
+def command(run: Running, log: str, words: list[str]) -> bool:
+    """Whether it came to its end within its time."""
+    script = words[0].startswith("bench/")
+    program = f"{shlex.quote(sys.executable)} {Path(__file__).parents[1]}" + "/" if script else f"{run.asked.tessera} "
+    limit = MOST_SECONDS if words[0] in ("train", "resume") else None
+    return call(run.home / f"{log}.log", program + shlex.join(words), limit, run.name, cut=cut_of(run, words))
+
+
+def cut_of(run: Running, words: list[str]) -> tuple[Path, float] | None:
+    """What says that the last stage has begun, and how long it may take from then on."""
+    if words[0] != "train" or not run.headline.seconds:
+        return None
+    return run.home / "run" / "base" / "metrics.jsonl", run.headline.seconds
+
+
+def call(log: Path, line: str, limit: float | None, name: str, cut: tuple[Path, float] | None = None) -> bool:
+    """Whether it came to its end; if not, it was stopped as by the user, which saves. Another failure is raised."""
+    start, begun, stopped = time.monotonic(), 0.0, False
     with log.open("w") as file:
-        process = subprocess.Popen([sys.executable, "-m", "tessera", *words], stdout=file, stderr=subprocess.STDOUT)
-        try:
-            process.wait(MOST_SECONDS if words[0] in ("train", "resume") else None)
-            stopped = False
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGTERM)
-            process.wait()
-            stopped = True
-    print(f"{time.monotonic() - start:6.0f} s  tessera {' '.join(words)}", flush=True)
+        process = subprocess.Popen(shlex.split(line), stdout=file, stderr=subprocess.STDOUT)
+        while process.poll() is None:
+            now = time.monotonic()
+            if cut is not None and not begun and cut[0].exists() and cut[0].stat().st_size:
+                begun = now
+            late = (limit is not None and now - start > limit) or (cut is not None and begun and now - begun > cut[1])
+            if late and not stopped:
+                process.send_signal(signal.SIGTERM)
+                stopped = True
+            time.sleep(0.05)
+    print(f"{time.monotonic() - start:6.0f} s  {name}: {line}", flush=True)
     if process.returncode and not stopped:
-        raise SystemExit(
-            f"failed with code {process.returncode}; its last lines:\n" + "\n".join(log.read_text().splitlines()[-8:])
-        )
+        last = "\n".join(log.read_text().splitlines()[-8:])
+        raise Failed(f"code {process.returncode} of {line}; its last lines:\n{last}")
     return not stopped
 
 

@@ -1,8 +1,11 @@
-"""The runs behind RESULTS.md: every one is a valid config, and is resumed where a command has taken its nine minutes."""
+"""The runs behind RESULTS.md: every one is a valid config; they wait for each other, are resumed where a command has taken its
+time, and stop no other when they fail. A stand-in for the program says what it was asked."""
 
 from __future__ import annotations
 
 import importlib
+import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -10,46 +13,106 @@ import pytest
 
 from tessera import pipeline
 
-NAMES = ("phenaki", "nuwa", "dalle2", "meshgpt", "graph")
+BENCH = Path(__file__).parents[2] / "bench"
+sys.path.insert(0, str(BENCH))
+NAMES = tuple(importlib.import_module("headline").HEADLINES)
+sys.path.remove(str(BENCH))
+
+PROGRAM = """
+import signal, sys, time
+from dataclasses import replace
+from pathlib import Path
+words = sys.argv[1:]
+home = Path(sys.argv[0]).parent
+with (home / "said.txt").open("a") as said:
+    said.write(" ".join(words[:2]) + "\\n")
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+if words[0] == "data":
+    Path(words[words.index("--out") + 1]).mkdir(parents=True)
+if words[0] == "train":
+    run = Path(words[words.index("--run") + 1])
+    if (home / f"fail-{run.parent.name}").exists():
+        sys.exit("what broke")
+    (run / "base").mkdir(parents=True)
+    time.sleep(0.3)
+    (run / "base" / "metrics.jsonl").write_text("{}")
+    time.sleep(60 if (home / "slow").exists() else 0)
+"""
 
 
 @pytest.fixture
 def headline(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
-    return importlib.import_module("headline")
+    monkeypatch.syspath_prepend(str(BENCH))
+    module = importlib.import_module("headline")
+    monkeypatch.setattr(module, "draw", lambda run: None)
+    return module
+
+
+def told(headline: ModuleType, home: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, list[str]]:
+    """Exit code, and what the program was asked, in order."""
+    (home / "program.py").write_text(PROGRAM)
+    program = f"{sys.executable} {home / 'program.py'}"
+    monkeypatch.setattr(sys, "argv", ["headline.py", *words, "--out", str(home / "out"), "--tessera", program])
+    with pytest.raises(SystemExit) as end:
+        headline.main()
+    return int(end.value.code or 0), (home / "said.txt").read_text().splitlines()
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("quick", [False, True])
 def test_every_run_is_a_config(name: str, quick: bool, headline: ModuleType) -> None:
-    assert set(headline.HEADLINES) == set(NAMES)
     run = headline.HEADLINES[name]
     sets = headline.sets_of(run, Path("out"), quick)
     config = pipeline.resolve(run.recipe, preset="tiny" if quick else "small", data="data", sets=sets)
     assert config.recipe == run.recipe
-    assert (config.base.steps == 2) == quick
+    assert run.after.partition("/")[0] in ("", *NAMES)
+    if run.stage != "tokenizer":
+        assert (config.base.steps == 2) == quick
 
 
-def test_what_takes_longer_is_resumed(tmp_path: Path, headline: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[tuple[str, ...]] = []
-    ends = iter([False, False, True])
-
-    def tessera(log: Path, *words: str) -> bool:
-        said.append((log.name, *words[:2]))
-        return next(ends)
-
-    monkeypatch.setattr(headline, "tessera", tessera)
-    headline.train(headline.HEADLINES["meshgpt"], tmp_path / "data", tmp_path / "m", 3, quick=False)
-    run = str(tmp_path / "m" / "run")
-    assert said == [("train-1.log", "train", "meshgpt"), ("train-2.log", "resume", run), ("train-3.log", "resume", run)]
+def test_a_run_waits_for_the_one_that_it_needs(headline: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, said = told(headline, tmp_path, monkeypatch, "nuwa", "phenaki", "--lanes", "2")
+    assert code == 0
+    assert said[:2] == ["data synth", "train phenaki"]
+    assert sorted(said[2:]) == ["evaluate " + str(tmp_path / "out" / name / "run") for name in ("nuwa", "phenaki")] + [
+        "train nuwa"
+    ]
 
 
-def test_a_command_is_stopped_in_time_and_a_failure_is_told(
-    tmp_path: Path, headline: ModuleType, monkeypatch: pytest.MonkeyPatch
+def test_one_that_fails_stops_only_those_that_need_it(
+    headline: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert headline.tessera(tmp_path / "list.log", "list")
-    assert "phenaki" in (tmp_path / "list.log").read_text()
-    with pytest.raises(SystemExit, match="code 2"):
-        headline.tessera(tmp_path / "train.log", "train", "nobody")
-    monkeypatch.setattr(headline, "MOST_SECONDS", 0.01)
-    assert not headline.tessera(tmp_path / "train.log", "train", "muse")
+    (tmp_path / "fail-phenaki").touch()
+    code, said = told(headline, tmp_path, monkeypatch, "phenaki", "nuwa", "graph")
+    assert code == 1
+    assert "train nuwa" not in said
+    assert said[-1].startswith("evaluate")
+    *_, phenaki, nuwa, graph = capsys.readouterr().out.splitlines()
+    assert phenaki.startswith("phenaki: Failed: code 1 of ")
+    assert nuwa == "nuwa: phenaki failed, and it needs that one"
+    assert graph == "graph: done"
+
+
+def test_what_takes_longer_is_resumed_and_what_is_cut_is_not(
+    headline: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow").touch()
+    monkeypatch.setattr(headline, "MOST_SECONDS", 1.0)
+    code, said = told(headline, tmp_path, monkeypatch, "phenaki")
+    assert code == 0
+    run = tmp_path / "out" / "phenaki" / "run"
+    assert said == ["data synth", "train phenaki", f"resume {run}", f"evaluate {run}"]
+    short = replace(headline.HEADLINES["masked-conv"], seconds=0.3)
+    monkeypatch.setitem(headline.HEADLINES, "masked-conv", short)
+    monkeypatch.setattr(headline, "MOST_SECONDS", 30.0)
+    code, said = told(headline, tmp_path, monkeypatch, "masked-conv")
+    assert code == 0
+    assert said[-2:] == ["train phenaki", f"evaluate {tmp_path / 'out' / 'masked-conv' / 'run'}"]
+
+
+def test_real_data_that_are_not_there_are_asked_for(
+    headline: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["headline.py", "sprites", "--out", str(tmp_path), "--real", str(tmp_path / "nowhere")])
+    with pytest.raises(SystemExit, match="--real"):
+        headline.main()
