@@ -33,7 +33,7 @@ from tessera.recipes.dalle2.drawing import Painter
 from tessera.recipes.pictures import pictures
 from tessera.sampling.session import Session
 
-STAGES = ("prior", "base", "superres")
+STAGES = ("prior", "base", "upsampler")
 ROUTES = ("real", "prior")  # where embeddings come from
 
 T = TypeVar("T")
@@ -122,7 +122,7 @@ def routes_of(painter: Painter) -> list[str]:
 
 def columns_of(painter: Painter) -> list[tuple[str, str]]:
     """What is judged, by route and stage."""
-    stages = ["base", "superres"] if painter.path("prior") else ["base"]
+    stages = ["base", "upsampler"] if painter.path("prior") else ["base"]
     return list(product(routes_of(painter), stages))
 
 
@@ -137,7 +137,7 @@ def ceiling(painter: Painter, real: Side) -> str:
 def varied(options: Dalle2SampleConfig, sampler: str, steps: int, stages: Sequence[str]) -> Dalle2SampleConfig:
     """The run's, with that sampler in some stages."""
     how = {"sampler": sampler, "steps": steps, "eta": float(sampler == "ddim")}
-    inner = {name: getattr(options, name).model_copy(update=how) for name in ("prior", "superres") if name in stages}
+    inner = {name: getattr(options, name).model_copy(update=how) for name in ("prior", "upsampler") if name in stages}
     return options.model_copy(update={**(how if "base" in stages else {}), **inner})
 
 
@@ -193,8 +193,8 @@ def through(painter: Painter, chunk: Chunk, route: str, watch: Watch) -> dict[st
     small = watch("base", num, lambda: painter.decode(chunk, embeddings, options))
     if not painter.path("prior"):
         return {"base": small}
-    larger = replace(chunk, pictures=small, options=options.model_copy(update={"start": "superres"}))
-    return {"base": small, "superres": watch("superres", num, lambda: painter.pixels(larger))}
+    larger = replace(chunk, pictures=small, options=options.model_copy(update={"start": "upsampler1"}))
+    return {"base": small, "upsampler": watch("upsampler", num, lambda: painter.pixels(larger))}
 
 
 def verdict(rows: Sequence[Row]) -> str:

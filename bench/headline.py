@@ -82,7 +82,7 @@ def combined(recipe: str, tokenizer: str) -> Headline:
 
 def processed(kind: str) -> Headline:
     """A decoder of shapes alone, by another process; on the embeddings of the whole cascade's run."""
-    sets = f"embeddings.path=OUT/dalle2/run/pair base.process.kind={kind} base.steps=1200 base.optim.lr=8e-4"
+    sets = f"embeddings.path=OUT/dalle2/run/embedder base.process.kind={kind} base.steps=1200 base.optim.lr=8e-4"
     then = ("bench/cascade.py RUN --n 256 --stages base --steps 16 32",)
     return Headline(
         "dalle2",
@@ -121,10 +121,10 @@ HEADLINES = {
     ),
     "dalle2": Headline(
         "dalle2", SHAPES,
-        "pair.steps=1000 prior.steps=3000 prior.optim.lr=1e-3 base.steps=4000 base.optim.lr=8e-4 superres.steps=1500 "
-        f"superres.optim.lr=8e-4 {CASCADE}",
+        "embedder.steps=1000 prior.steps=3000 prior.optim.lr=1e-3 base.steps=4000 base.optim.lr=8e-4 upsampler1.steps=1500 "
+        f"upsampler1.optim.lr=8e-4 {CASCADE}",
         ("bench/cascade.py RUN --n 256", "evaluate RUN --n 512"), drawn=8,
-        quick="pair.steps=2 prior.steps=2 base.steps=2 superres.steps=2",
+        quick="embedder.steps=2 prior.steps=2 base.steps=2 upsampler1.steps=2",
     ),
     "flow": processed("flow"),
     "edm": processed("edm"),
@@ -132,10 +132,10 @@ HEADLINES = {
     "emoji": Headline(
         "dalle2", "emoji",
         "data.validation_fraction=0.1 data.crop=random data.zoom=1.1 data.flip=true text.kind=minilm text.length=32 "
-        "pair.steps=600 pair.model.dropout=0.1 prior.steps=1500 prior.optim.lr=1e-3 base.steps=2500 base.optim.lr=8e-4 "
-        "base.model.dropout=0.3 superres.steps=1200 superres.optim.lr=8e-4 engine.validate_every_steps=500",
+        "embedder.steps=600 embedder.model.dropout=0.1 prior.steps=1500 prior.optim.lr=1e-3 base.steps=2500 base.optim.lr=8e-4 "
+        "base.model.dropout=0.3 upsampler1.steps=1200 upsampler1.optim.lr=8e-4 engine.validate_every_steps=500",
         ("evaluate RUN --n 164 --set sample.chunk=64",), drawn=32,
-        quick="pair.steps=2 prior.steps=2 base.steps=2 superres.steps=2",
+        quick="embedder.steps=2 prior.steps=2 base.steps=2 upsampler1.steps=2",
     ),
     "meshgpt": Headline(
         "meshgpt", FURNITURE, f"base.steps=2500 {MESHES}", ("evaluate RUN --n 256 --set sample.chunk=256",), drawn=8,

@@ -103,7 +103,7 @@ def stage_elsewhere(origin: str, kind: str = "tokenizer") -> StoredStage:
     if found is None:
         recipe_of_kind = "muse" if kind == "tokenizer" else "dalle2"
         raise UserError(f"{origin} is no trained stage; expected RUN/STAGE, such as runs/{recipe_of_kind}-001/{kind}")
-    if not path.name.rstrip("0123456789").endswith(kind):
+    if not path.name.rstrip("0123456789").endswith(kind.rstrip("0123456789")):
         raise UserError(f"{origin} is a stage of another kind; expected RUN/{kind} of a run that has trained one")
     return found
 

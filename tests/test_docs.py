@@ -30,11 +30,11 @@ PICTURES = {
 CASCADE = {
     "train": [
         *QUICK,
-        "pair.batch_size=4",
-        "pair.loss.group=4",
+        "embedder.batch_size=4",
+        "embedder.loss.group=4",
         "prior.batch_size=4",
         "base.batch_size=4",
-        "superres.batch_size=4",
+        "upsampler1.batch_size=4",
     ],
     "sample": ["--set", "sample.chunk=2", "sample.resample_times=1"],
     "evaluate": ["--n", "4", "--set", "evaluate.fit_steps=2", "sample.steps=2"],

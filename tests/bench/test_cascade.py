@@ -46,8 +46,8 @@ def test_a_line_for_every_sampler_and_number_of_steps(
     assert names.split()[-1] == "prior"
     assert [tuple(row.split()[:2]) for row in rows] == [("heun", "1"), ("heun", "2"), ("dpm", "1"), ("dpm", "2")]
     for row in rows:
-        prior, base, superres, whole = map(float, row.split()[2:6])
-        assert whole == pytest.approx(prior + base + superres, abs=3e-5)
+        prior, base, upsampler, whole = map(float, row.split()[2:6])
+        assert whole == pytest.approx(prior + base + upsampler, abs=3e-5)
         assert base > 0
         assert len(row.split()) == 10
     assert last.startswith("best: ")
@@ -61,9 +61,9 @@ def test_what_is_judged_is_what_the_session_draws(cascade: ModuleType, session: 
     by_column = dict(zip(cascade.columns_of(painter), judged, strict=True))
     captions = [caption or "" for caption in real.captions]
     wanted = [np.asarray(session.sample(caption, seed=row, options={"chunk": 2})[0]) for row, caption in enumerate(captions)]
-    np.testing.assert_array_equal(by_column["prior", "superres"], np.stack(wanted))
+    np.testing.assert_array_equal(by_column["prior", "upsampler"], np.stack(wanted))
     redrawn = painter.redrawn(real.pictures[:2], captions[:2], 0, options)
-    np.testing.assert_array_equal(by_column["real", "superres"][:2], redrawn)
+    np.testing.assert_array_equal(by_column["real", "upsampler"][:2], redrawn)
     assert by_column["prior", "base"].shape == (3, 16, 16, 3)
 
 
@@ -71,10 +71,10 @@ def test_only_the_stages_named_are_varied(cascade: ModuleType, session: Session)
     options = session.config.sample
     changed = cascade.varied(options, "ddim", 5, ["base"])
     assert (changed.sampler, changed.steps, changed.eta) == ("ddim", 5, 1.0)
-    assert (changed.prior, changed.superres) == (options.prior, options.superres)
-    changed = cascade.varied(options, "heun", 5, ["prior", "superres"])
+    assert (changed.prior, changed.upsampler) == (options.prior, options.upsampler)
+    changed = cascade.varied(options, "heun", 5, ["prior", "upsampler"])
     assert (changed.sampler, changed.steps) == (options.sampler, options.steps)
-    assert (changed.prior.sampler, changed.prior.steps, changed.superres.steps, changed.superres.eta) == ("heun", 5, 5, 0.0)
+    assert (changed.prior.sampler, changed.prior.steps, changed.upsampler.steps, changed.upsampler.eta) == ("heun", 5, 5, 0.0)
     assert changed.prior.candidates == options.prior.candidates
 
 
@@ -97,6 +97,6 @@ def test_data_without_an_oracle(cascade: ModuleType, session: Session, monkeypat
 def test_a_run_without_a_decoder(cascade: ModuleType, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     painter = session.draw
     assert isinstance(painter, Painter)
-    monkeypatch.setattr(painter, "stages", {"superres": painter.stages["superres"]})
+    monkeypatch.setattr(painter, "stages", {"upsampler1": painter.stages["upsampler1"]})
     with pytest.raises(UserError, match="no trained decoder"):
         cascade.painter_of(session)

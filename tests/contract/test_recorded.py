@@ -81,7 +81,7 @@ def test_recorded_nets_train_as_launched_ones(
         assert any(stand_in.recordings for stand_in in stand_ins)
 
 
-ALWAYS = "dalle2-superres"  # many layers of few kinds, given views; the others take minutes together
+ALWAYS = "dalle2-upsampler1"  # many layers of few kinds, given views; the others take minutes together
 
 
 @pytest.mark.parametrize(

@@ -97,10 +97,10 @@ CASCADE = (
     "data.validation_fraction=0.2",
     "data.flip=true",
     "text={kind: bytes, length: 32, width: 16, depth: 1, heads: 2}",
-    "pair.batch_size=6",
-    "pair.loss.group=2",
-    "pair.model={width: 8, widths: [8, 16], blocks: 1, dropout: 0.1}",
-    "pair.optim={lr: 3e-3, warmup_steps: 2}",
+    "embedder.batch_size=6",
+    "embedder.loss.group=2",
+    "embedder.model={width: 8, widths: [8, 16], blocks: 1, dropout: 0.1}",
+    "embedder.optim={lr: 3e-3, warmup_steps: 2}",
     "prior.batch_size=5",
     "prior.model={width: 32, depth: 1, heads: 2, self_conditioning: true}",
     "prior.process={kind: edm, data_std: 1}",
@@ -110,16 +110,16 @@ CASCADE = (
     "base.model={kind: dit, patch: 4, width: 32, depth: 1, heads: 2, dropout: 0.1}",
     "base.process={kind: ddpm, predicts: v, learned_variance: true}",
     "base.optim={lr: 3e-3, warmup_steps: 2}",
-    "superres.batch_size=5",
-    "superres.crop=16",
-    "superres.text=true",
-    "superres.model={widths: [16, 16], blocks: [1, 1], attention: [false, true], cross: [false, false], head_width: 8, "
+    "upsampler1.batch_size=5",
+    "upsampler1.crop=16",
+    "upsampler1.text=true",
+    "upsampler1.model={widths: [16, 16], blocks: [1, 1], attention: [false, true], cross: [false, false], head_width: 8, "
     "efficient: true, dropout: 0.1}",
-    "superres.optim={lr: 3e-3, warmup_steps: 2}",
-    "sample={steps: 3, prior: {steps: 2}, superres: {steps: 2}}",
+    "upsampler1.optim={lr: 3e-3, warmup_steps: 2}",
+    "sample={steps: 3, prior: {steps: 2}, upsampler: {steps: 2}}",
 )
 QUIET_CASCADE = (
-    "pair.model={width: 8, widths: [8, 16], blocks: 1}",
+    "embedder.model={width: 8, widths: [8, 16], blocks: 1}",
     "prior.loss={text_dropout_prob: 0}",
     "prior.model={width: 32, depth: 1, heads: 2}",
     "prior.process={kind: ddpm, predicts: clean}",
@@ -127,10 +127,10 @@ QUIET_CASCADE = (
     "base.model={kind: dit, patch: 4, width: 64, depth: 1, heads: 2}",
     "base.process={kind: ddpm, predicts: clean}",
     "base.loss={text_dropout_prob: 0, embedding_dropout_prob: 0}",
-    "superres.model={widths: [16, 16], blocks: [1, 1], attention: [false, true], cross: [false, false], head_width: 8, "
+    "upsampler1.model={widths: [16, 16], blocks: [1, 1], attention: [false, true], cross: [false, false], head_width: 8, "
     "efficient: true}",
-    "superres.optim={lr: 1e-2, warmup_steps: 2, schedule: constant}",
-    "superres.loss={text_dropout_prob: 0}",
+    "upsampler1.optim={lr: 1e-2, warmup_steps: 2, schedule: constant}",
+    "upsampler1.loss={text_dropout_prob: 0}",
 )
 
 SMALL = {

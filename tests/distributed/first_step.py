@@ -33,10 +33,10 @@ STAGES = {  # name -> recipe and stage, and sets of its own
     "mesh base": ("meshgpt", "base"),
     "video tokenizer": ("phenaki", "tokenizer"),
     "video base": ("phenaki", "base"),
-    "pair": ("dalle2", "pair"),
+    "embedder": ("dalle2", "embedder"),
     "prior": ("dalle2", "prior"),
     "decoder": ("dalle2", "base"),
-    "upsampler": ("dalle2", "superres"),
+    "upsampler": ("dalle2", "upsampler1"),
 }
 CASES = {"even": (8, "null"), "uneven": (7, "null"), "uneven in micro-batches": (7, "2")}  # batch and micro-batch
 MUSE = [
@@ -80,14 +80,15 @@ PHENAKI = [
 ]
 DALLE2 = [
     "text={kind: bytes, length: 32, width: 16, depth: 1, heads: 2}",
-    "pair.model={width: 8, widths: [8, 8]}",
-    "pair.loss.group=8",  # one, which ranks cut
+    "embedder.model={width: 8, widths: [8, 8]}",
+    "embedder.loss.group=8",  # one, which ranks cut
     "prior.model={width: 16, depth: 1, heads: 2, self_conditioning: true}",
     "base.model={widths: [8, 8], blocks: [1, 1], attention: [false, true], cross: [false, true], head_width: 8}",
     "base.self_conditioning=true",
     "base.process={kind: ddpm, predicts: v, learned_variance: true}",
-    "superres.model={kind: unet, widths: [8, 8], blocks: [1, 1], attention: [false, true], cross: [false, false], head_width: 8}",
-    "superres.crop=16",
+    "upsampler1.model={kind: unet, widths: [8, 8], blocks: [1, 1], attention: [false, true], cross: [false, false], "
+    "head_width: 8}",
+    "upsampler1.crop=16",
     "sample.prior.steps=2",
     "data.flip=true",
     "data.validation_fraction=0.15",

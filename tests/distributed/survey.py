@@ -20,7 +20,7 @@ SETS = [
     "data.crop=random",
     "data.zoom=2",
     "text={kind: bytes, length: 32, width: 16, depth: 1, heads: 2}",
-    "pair.model={width: 8, widths: [8, 16]}",
+    "embedder.model={width: 8, widths: [8, 16]}",
     "base={batch_size: 7, model: {widths: [8, 8], blocks: [1, 1], head_width: 8}, "
     "latent: {path: elsewhere/tokenizer, model: {widths: [8, 8], blocks: [1, 1], quantizer: {kind: fsq, levels: [4, 4]}}}}",
 ]

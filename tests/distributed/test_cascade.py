@@ -14,7 +14,7 @@ from tests.cascade import STEPS, arguments, saved, vector, write_tars
 from tests.processes import check, made_once, read_metrics, run
 
 RECORD = Path(__file__).parent / "record.py"
-STAGES = ["pair", "prior", "base", "superres"]
+STAGES = ["embedder", "prior", "base", "upsampler1"]
 slow = pytest.mark.slow
 
 

@@ -58,8 +58,8 @@ def described_run(workshop: Path, pictures: Path) -> Path:
 def paired_run(workshop: Path, pictures: Path) -> Path:
     """A pair, hardly trained, which embeds pictures."""
     path = workshop / "paired to prepare"
-    config = pipeline.resolve("dalle2", preset="tiny", data=str(pictures), steps=1, sets=settings(), stage="pair")
-    return made_once(path, lambda: pipeline.train(config, run=path, stage="pair"))
+    config = pipeline.resolve("dalle2", preset="tiny", data=str(pictures), steps=1, sets=settings(), stage="embedder")
+    return made_once(path, lambda: pipeline.train(config, run=path, stage="embedder"))
 
 
 @pytest.fixture

@@ -125,7 +125,7 @@ TURNS = [
     ("video tokenizer", "critic"),
     ("video base", "generator"),
     ("video base", "critic"),
-    ("pair", "embedder"),
+    ("embedder", "embedder"),
     ("prior", "generator"),
     ("decoder", "generator"),
     ("upsampler", "generator"),
@@ -134,7 +134,7 @@ TURNS = [
 
 @pytest.mark.parametrize(
     ("stage", "turn", "case"),
-    [(*turn, case) for turn in TURNS for case in ("even", "uneven", MICRO) if (turn[0], case) != ("pair", MICRO)],
+    [(*turn, case) for turn in TURNS for case in ("even", "uneven", MICRO) if (turn[0], case) != ("embedder", MICRO)],
 )
 def test_first_gradient(stage: str, turn: str, case: str, workshop: Path, shapes: Path) -> None:
     """Of all parameters of a turn together: one of them alone may be a small difference of large sums. Those of clips are sums
@@ -153,7 +153,7 @@ def test_validation(stage: str, workshop: Path, shapes: Path) -> None:
     one, two = (first_step(workshop, shapes, ranks) for ranks in (1, 2))
     expected = json.loads((one / f"{stage} even.json").read_text())
     expected.pop("cosine_misled", None)
-    for path in (two / f"{stage} even.json", two / f"{stage} {'uneven' if stage == 'pair' else MICRO}.json"):
+    for path in (two / f"{stage} even.json", two / f"{stage} {'uneven' if stage == 'embedder' else MICRO}.json"):
         found = json.loads(path.read_text())
         assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-6)
 

@@ -60,7 +60,7 @@ def write_vectors(path: Path, array: Any) -> None:
 
 def load(*arguments: Any) -> Any:
     loader = make_loader(*arguments)
-    if PLACE == "cache" and here not in ("tokenizer", "pair"):
+    if PLACE == "cache" and here not in ("tokenizer", "embedder"):
         die()
     return loader
 

@@ -37,8 +37,8 @@ def caches(path: Path) -> dict[Path, bytes]:
     "place",
     [
         "half an array",
-        *(pytest.param(f"step {stage} 3", marks=slow) for stage in ("pair", "prior", "base", "superres")),
-        *(pytest.param(place, marks=slow) for place in ("start prior", "cache", "start superres")),
+        *(pytest.param(f"step {stage} 3", marks=slow) for stage in ("embedder", "prior", "base", "upsampler1")),
+        *(pytest.param(place, marks=slow) for place in ("start prior", "cache", "start upsampler1")),
     ],
 )
 def test_killed_anywhere_it_ends_as_if_never(place: str, shapes: Path, whole: Path, command: Command, tmp_path: Path) -> None:

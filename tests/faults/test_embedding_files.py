@@ -160,7 +160,7 @@ def test_what_is_wrong_is_named_counted_and_left_out(
 ) -> None:
     write, lost, told = FAULTS[fault]
     data, embeddings = write(tmp_path)
-    allowed: dict[str, str | int] = {"embeddings": embeddings, "data.corrupt_budget": "0.5", "superres": "null"}
+    allowed: dict[str, str | int] = {"embeddings": embeddings, "data.corrupt_budget": "0.5", "upsampler1": "null"}
     assert command(*arguments(data, tmp_path / "run", allowed)) == 0
     log = (tmp_path / "run" / "log.txt").read_text()
     assert log.count(told) == 2, "once a stage"
@@ -186,7 +186,7 @@ def test_a_run_keeps_its_embeddings(
     """Those of another kind are refused, whatever their width; a folder that has moved is found where the user says."""
     data, embeddings = whole("shards", tmp_path)
     run = tmp_path / "run"
-    assert command(*arguments(data, run, {"embeddings": embeddings, "superres": "null"})) == 0
+    assert command(*arguments(data, run, {"embeddings": embeddings, "upsampler1": "null"})) == 0
     for change in ("embeddings={kind: pair}", "embeddings.rows=place"):
         assert command("resume", run, "--set", "prior.steps=5", change) == 2
         assert "and learns from those embeddings; start a new run to change them" in capsys.readouterr().err
@@ -203,7 +203,7 @@ def test_a_run_keeps_its_embeddings(
 def test_an_embedding_that_is_lost_later_is_told(command: Command, tmp_path: Path, keys: set[str]) -> None:
     data, embeddings = whole("tars", tmp_path)
     run = tmp_path / "run"
-    changes: dict[str, str | int] = {"embeddings": embeddings, "superres": "null", "data.corrupt_budget": "0.1"}
+    changes: dict[str, str | int] = {"embeddings": embeddings, "upsampler1": "null", "data.corrupt_budget": "0.1"}
     assert command(*arguments(data, run, changes)) == 0
     lost = sorted(keys)[0]
     write_tars(data, lambda key: None if key == lost else saved(vector(key)))
@@ -215,8 +215,8 @@ def test_an_embedding_that_is_lost_later_is_told(command: Command, tmp_path: Pat
     write_tars(data)
     assert command("resume", run, "--stage", "base", "--set", "base.steps=13") == 2
     net = "{kind: unet, widths: [8, 8], blocks: [1, 1], attention: [false, false], cross: [false, false], head_width: 8}"
-    superres = f"superres={{resolution: 32, batch_size: 4, steps: 1, model: {net}}}"
-    assert command("resume", run, "--set", superres, "--stage", "superres") == 0, "it needs none"
+    upsampler1 = f"upsampler1={{resolution: 32, batch_size: 4, steps: 1, model: {net}}}"
+    assert command("resume", run, "--set", upsampler1, "--stage", "upsampler1") == 0, "it needs none"
 
 
 @pytest.mark.parametrize("kind", ["tars", "shards"])

@@ -27,7 +27,7 @@ def test_a_clip_model_embeds_pictures_and_prompts(clip_folder: Path, tmp_path: P
     config = pipeline.resolve("dalle2", preset="tiny", data=str(tmp_path / "data"), steps=2, sets=sets)
     run = pipeline.train(config, run=tmp_path / "run")
     session = load(run, device="cpu")
-    assert list(session.nets) == ["prior", "base", "superres"]
+    assert list(session.nets) == ["prior", "base", "upsampler1"]
     assert session.config.embedding_width == load_clip(clip_folder, session.device).width == 8
     drawn = session.sample("a red circle")
     varied = session.sample("", image=Image.new("RGB", (32, 32), (255, 0, 0)))

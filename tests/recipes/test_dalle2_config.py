@@ -40,29 +40,29 @@ def step(config: Dalle2Config, name: str) -> Train:
         (["embeddings={kind: shards}"], "embeddings.path"),
         (["text={kind: none}"], "embeddings.kind=pair learns from captions, and text.kind=none has none"),
         (["data.resolution=17"], "data.resolution 17 cannot be divided by 2, as base.model asks; use 16 or 18"),
-        (["superres.resolution=16"], "superres.resolution 16 must be larger than data.resolution 16; use 32"),
-        (["superres2={resolution: 32}"], "superres2.resolution 32 must be larger than superres.resolution 32; use 64"),
-        (["superres=null", "superres2={resolution: 64}"], "there is no superres"),
+        (["upsampler1.resolution=16"], "upsampler1.resolution 16 must be larger than data.resolution 16; use 32"),
+        (["upsampler2={resolution: 32}"], "upsampler2.resolution 32 must be larger than upsampler1.resolution 32; use 64"),
+        (["upsampler1=null", "upsampler2={resolution: 64}"], "there is no upsampler1"),
         (
-            ["superres2={resolution: 64}", "superres4={resolution: 96}"],
-            "superres4 enlarges what superres3 draws, and there is no",
+            ["upsampler2={resolution: 64}", "upsampler4={resolution: 96}"],
+            "upsampler4 enlarges what upsampler3 draws, and there is no",
         ),
-        (["superres5={resolution: 64}"], "there can be 4 upsamplers: superres, superres2, superres3, superres4; rename it"),
-        (["superres.text=true", "text={kind: none}", "embeddings={kind: tars}"], "superres.text=true tells captions, and"),
-        (["sample.start=superres5"], "sample.start"),
-        (["superres.crop=48"], "superres.crop 48 is larger than superres.resolution 32"),
-        (["superres.crop=18"], "superres.crop 18 cannot be divided by 4"),
-        (["superres.crop=16", "superres.model={kind: dit}"], "a dit draws the size alone that it learned from"),
+        (["upsampler5={resolution: 64}"], "there can be 4 upsamplers: upsampler1, upsampler2, upsampler3, upsampler4; rename it"),
+        (["upsampler1.text=true", "text={kind: none}", "embeddings={kind: tars}"], "upsampler1.text=true tells captions, and"),
+        (["sample.start=upsampler5"], "sample.start"),
+        (["upsampler1.crop=48"], "upsampler1.crop 48 is larger than upsampler1.resolution 32"),
+        (["upsampler1.crop=18"], "upsampler1.crop 18 cannot be divided by 4"),
+        (["upsampler1.crop=16", "upsampler1.model={kind: dit}"], "a dit draws the size alone that it learned from"),
         (["data.width=21"], "data.width 21 cannot be divided by 2, as base.model asks; use 20 or 22"),
         (
-            ["data.width=24", "superres.resolution=25"],
-            "superres.resolution 25 would be 37.50 pixels wide, as pictures of 16 x",
+            ["data.width=24", "upsampler1.resolution=25"],
+            "upsampler1.resolution 25 would be 37.50 pixels wide, as pictures of 16 x",
         ),
         (
-            ["data.resolution=20", "data.width=18", "superres.resolution=60"],
-            "superres.resolution 60 is 54 pixels wide, which cannot be divided by 4, as superres.model asks; use 40 or 80",
+            ["data.resolution=20", "data.width=18", "upsampler1.resolution=60"],
+            "upsampler1.resolution 60 is 54 pixels wide, which cannot be divided by 4, as upsampler1.model asks; use 40 or 80",
         ),
-        (["data.resolution=24", "data.width=16", "superres={resolution: 48, crop: 36}"], "superres.crop 36 is larger than "),
+        (["data.resolution=24", "data.width=16", "upsampler1={resolution: 48, crop: 36}"], "upsampler1.crop 36 is larger than "),
         (["base.latent={}"], "base.latent.path"),
         (["prior.process={kind: ddpm, learned_variance: true}"], "learned_variance is for pictures"),
         (["sample.guidance_levels=[3, -3]"], "the lower one comes first"),
@@ -75,26 +75,26 @@ def test_what_cannot_be_is_refused(sets: list[str], told: str) -> None:
 
 
 def test_stages_follow_from_the_config() -> None:
-    assert names(tiny()) == ["pair", "prior", "base", "superres"]
-    assert names(resolved("superres=null")) == ["pair", "prior", "base"]
-    assert names(resolved("superres2={resolution: 64}")) == ["pair", "prior", "base", "superres", "superres2"]
-    assert names(resolved("embeddings={kind: list, path: e.npy}", "superres=null")) == ["prior", "base"]
-    assert step(tiny(), "base").needs == step(tiny(), "prior").needs == {"embedder": "pair"}
-    assert not step(tiny(), "superres").needs
+    assert names(tiny()) == ["embedder", "prior", "base", "upsampler1"]
+    assert names(resolved("upsampler1=null")) == ["embedder", "prior", "base"]
+    assert names(resolved("upsampler2={resolution: 64}")) == ["embedder", "prior", "base", "upsampler1", "upsampler2"]
+    assert names(resolved("embeddings={kind: list, path: e.npy}", "upsampler1=null")) == ["prior", "base"]
+    assert step(tiny(), "base").needs == step(tiny(), "prior").needs == {"embedder": "embedder"}
+    assert not step(tiny(), "upsampler1").needs
     assert not step(resolved("embeddings={kind: list, path: e.npy}"), "base").needs
 
 
 def test_widths_follow_from_heights() -> None:
-    config = resolved("data.width=24", "superres2={resolution: 64}")
+    config = resolved("data.width=24", "upsampler2={resolution: 64}")
     assert [config.data.at(resolution).size for resolution in (16, 32, 64)] == [(16, 24), (32, 48), (64, 96)]
     assert tiny().data.at(32) == tiny().data.model_copy(update={"resolution": 32})
 
 
 def test_a_tokenizer_is_a_stage_of_another_run() -> None:
     config = resolved("base.latent={path: elsewhere/tokenizer}")
-    assert names(config) == ["tokenizer", "pair", "prior", "base", "superres"]
+    assert names(config) == ["tokenizer", "embedder", "prior", "base", "upsampler1"]
     assert step(config, "tokenizer").origin == "elsewhere/tokenizer"
-    assert step(config, "base").needs == {"embedder": "pair", "tokenizer": "tokenizer"}
+    assert step(config, "base").needs == {"embedder": "embedder", "tokenizer": "tokenizer"}
     with pytest.raises(UserError, match=r"base\.latent\.model is not known"):
         step(config, "base").serves()
     with pytest.raises(UserError, match=r"resolution 16 cannot be divided by 32, as base\.model over latents of 16 pixels asks"):
@@ -102,13 +102,13 @@ def test_a_tokenizer_is_a_stage_of_another_run() -> None:
 
 
 def test_a_cascade_of_four() -> None:
-    more = [f"superres{number}={{resolution: {side}}}" for number, side in ((2, 48), (3, 64), (4, 96))]
-    config = resolved(*more, "superres4.text=true", "sample.start=superres4")
-    assert names(config) == ["pair", "prior", "base", "superres", "superres2", "superres3", "superres4"]
+    more = [f"upsampler{number}={{resolution: {side}}}" for number, side in ((2, 48), (3, 64), (4, 96))]
+    config = resolved(*more, "upsampler4.text=true", "sample.start=upsampler4")
+    assert names(config) == ["embedder", "prior", "base", "upsampler1", "upsampler2", "upsampler3", "upsampler4"]
     assert [config.seen_by(name) for name in config.upsamplers] == [16, 32, 48, 64]
-    assert set(step(config, "superres3").serves()) == {"generator"}
-    assert set(step(config, "superres4").serves()) == {"generator", "text"}
-    assert [step(config, name).captioned for name in ("superres3", "superres4")] == [False, True]
+    assert set(step(config, "upsampler3").serves()) == {"generator"}
+    assert set(step(config, "upsampler4").serves()) == {"generator", "text"}
+    assert [step(config, name).captioned for name in ("upsampler3", "upsampler4")] == [False, True]
 
 
 def test_the_width_of_listed_embeddings_is_filled_in(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_the_width_of_listed_embeddings_is_filled_in(tmp_path: Path) -> None:
     assert settle(config, source).embedding_width == 24
     with pytest.raises(UserError, match="embedding_width=9, and those of the data have 24"):
         settle(config.model_copy(update={"embedding_width": 9}), source)
-    with pytest.raises(UserError, match=r"embedding_width=9, and a pair has pair\.model\.width"):
+    with pytest.raises(UserError, match=r"embedding_width=9, and a pair has embedder\.model\.width"):
         settle(tiny().model_copy(update={"embedding_width": 9}), source)
     assert settle(tiny(), source).embedding_width is None
 

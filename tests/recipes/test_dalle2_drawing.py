@@ -26,7 +26,7 @@ from tessera.generators.diffusion.processes import build_process
 from tessera.recipes.dalle2 import previews
 from tessera.recipes.dalle2.drawing import Painter
 from tessera.recipes.dalle2.embeddings import Sphere, between
-from tessera.recipes.dalle2.nets import read_superres, superres_nets
+from tessera.recipes.dalle2.nets import read_upsampler, upsampler_nets
 from tessera.sampling.request import make_request
 from tessera.sampling.serve import draw_to_files
 from tessera.sampling.session import Session, load
@@ -41,14 +41,14 @@ SETS = (
     "data.resolution=16",
     "data.validation_fraction=0.2",
     "text={kind: bytes, length: 32, width: 16, depth: 1, heads: 2}",
-    "pair={batch_size: 8, loss: {group: 8}, model: {width: 8, widths: [8, 16]}}",
+    "embedder={batch_size: 8, loss: {group: 8}, model: {width: 8, widths: [8, 16]}}",
     "prior={batch_size: 8, model: {width: 16, depth: 1, heads: 2}}",
     "base={batch_size: 4, model: {widths: [16, 16], blocks: [1, 1], head_width: 8}}",
-    "superres={batch_size: 4, model: {widths: [16, 16], blocks: [1, 1], head_width: 8, efficient: false}}",
-    "sample={steps: 3, guidance: 3, embedding_guidance: 1, superres: {steps: 2}, chunk: 3, resample_times: 2}",
+    "upsampler1={batch_size: 4, model: {widths: [16, 16], blocks: [1, 1], head_width: 8, efficient: false}}",
+    "sample={steps: 3, guidance: 3, embedding_guidance: 1, upsampler: {steps: 2}, chunk: 3, resample_times: 2}",
     "sample.prior={steps: 2, guidance: 1, candidates: 2}",
 )
-RATES = [f"{stage}.optim={{lr: 1.0e-2, warmup_steps: 0}}" for stage in ("pair", "prior", "base", "superres")]
+RATES = [f"{stage}.optim={{lr: 1.0e-2, warmup_steps: 0}}" for stage in ("embedder", "prior", "base", "upsampler1")]
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +177,7 @@ def test_between_opposite_embeddings_half_a_circle_lies() -> None:
 
 
 def test_on_the_way_between_two_pictures_the_noise_stays(session: Session, photo: Image.Image) -> None:
-    other = photo.rotate(180)
+    other = Image.new("RGB", photo.size, "red")
     way = arrays(session.sample("a red circle", n=5, seed=3, image=photo, towards=other))  # in two chunks
     for end, picture in ((0, photo), (4, other)):
         (varied,) = arrays(session.sample("a red circle", seed=3, image=picture))
@@ -209,11 +209,11 @@ def test_what_is_kept_is_kept(session: Session, photo: Image.Image) -> None:
 
 
 def test_an_upsampler_alone_enlarges_a_picture(run: Path, photo: Image.Image) -> None:
-    session, start = load(run, device="cpu"), {"start": "superres"}
+    session, start = load(run, device="cpu"), {"start": "upsampler1"}
     small = photo.resize((16, 16))
     (drawn,) = arrays(session.sample("", image=small, options=start))
     assert drawn.shape == (32, 32, 3)
-    for stage in ("pair", "prior", "base"):
+    for stage in ("embedder", "prior", "base"):
         del session.nets[stage]  # type: ignore[attr-defined]
     assert np.array_equal(drawn, arrays(session.sample("whatever", image=small, options=start))[0])
     (other,) = arrays(session.sample("", image=photo.rotate(90).resize((16, 16)), options=start))
@@ -222,7 +222,7 @@ def test_an_upsampler_alone_enlarges_a_picture(run: Path, photo: Image.Image) ->
 
 def test_an_upsampler_sees_a_small_picture_as_it_is(session: Session, photo: Image.Image) -> None:
     request = make_request(session.config.sample, [""], image=photo.resize((16, 16)))
-    start = session.start_of(replace(request, options=request.options.model_copy(update={"start": "superres"})))
+    start = session.start_of(replace(request, options=request.options.model_copy(update={"start": "upsampler1"})))
     assert start is not None
     assert np.array_equal(((start[0][0] + 1) * 127.5).round().permute(1, 2, 0).numpy(), np.asarray(photo.resize((16, 16))))
 
@@ -230,15 +230,18 @@ def test_an_upsampler_sees_a_small_picture_as_it_is(session: Session, photo: Ima
 @pytest.mark.parametrize(
     ("ask", "told"),
     [
-        (lambda session, photo: session.sample("", options={"start": "superres"}), "enlarges a picture; give one"),
-        (lambda session, photo: session.sample("", options={"start": "superres2"}, image=photo), "can start at prior, superres"),
+        (lambda session, photo: session.sample("", options={"start": "upsampler1"}), "enlarges a picture; give one"),
         (
-            lambda session, photo: session.sample("", options={"start": "superres"}, image=photo, outpaint={"left": 0.5}),
+            lambda session, photo: session.sample("", options={"start": "upsampler2"}, image=photo),
+            "can start at prior, upsampler1",
+        ),
+        (
+            lambda session, photo: session.sample("", options={"start": "upsampler1"}, image=photo, outpaint={"left": 0.5}),
             "leave mask and outpaint out",
         ),
         (lambda session, photo: session.encode(photo), "has no trained tokenizer"),
         (
-            lambda session, photo: session.sample("", 2, options={"start": "superres"}, image=photo, towards=photo),
+            lambda session, photo: session.sample("", 2, options={"start": "upsampler1"}, image=photo, towards=photo),
             "leave towards out",
         ),
         (lambda session, photo: session.sample("", 2, towards=photo), "towards is given without an image"),
@@ -267,20 +270,20 @@ def test_a_negative_prompt_and_guidance_change_what_is_drawn(session: Session) -
 def test_guidance_of_upsamplers_that_are_told_nothing(session: Session, photo: Image.Image) -> None:
     for image in (None, photo):
         with pytest.raises(UserError, match="no upsampler that draws here is told it; leave it at 1"):
-            session.sample("a red circle", image=image, options={"superres": {"guidance": 2}})
+            session.sample("a red circle", image=image, options={"upsampler": {"guidance": 2}})
 
 
 def test_an_upsampler_that_is_told_captions(run: Path, photo: Image.Image, tmp_path: Path) -> None:
-    sets = [*SETS, *RATES, "superres.text=true", "superres.loss.text_dropout_prob=0.5"]
-    config = pipeline.resolve("dalle2", preset="tiny", data=str(run.parent / "data"), steps=4, sets=sets, stage="superres")
-    pipeline.train(config, run=tmp_path / "run", stage="superres")
+    sets = [*SETS, *RATES, "upsampler1.text=true", "upsampler1.loss.text_dropout_prob=0.5"]
+    config = pipeline.resolve("dalle2", preset="tiny", data=str(run.parent / "data"), steps=4, sets=sets, stage="upsampler1")
+    pipeline.train(config, run=tmp_path / "run", stage="upsampler1")
     session = load(tmp_path / "run", device="cpu")
-    assert set(session.nets["superres"]) == {"generator", "text"}
+    assert set(session.nets["upsampler1"]) == {"generator", "text"}
 
     def drawn(prompt: str, guidance: float = 1, negative: str | None = None) -> torch.Tensor:
         changes = {"guidance": guidance, "steps": 1, "threshold": "none"}  # one step: what is drawn is the guess itself
-        upsampler = session.config.sample.superres.model_copy(update=changes)
-        options = session.config.sample.model_copy(update={"start": "superres", "superres": upsampler})
+        upsampler = session.config.sample.upsampler.model_copy(update=changes)
+        options = session.config.sample.model_copy(update={"start": "upsampler1", "upsampler": upsampler})
         small = torch.from_numpy(np.array(photo.resize((16, 16)))).permute(2, 0, 1)[None] / 127.5 - 1
         chunk = Chunk([prompt], torch.tensor([1]), options, None if negative is None else [negative], small)
         assert isinstance(session.draw, Painter)
@@ -298,15 +301,15 @@ def test_an_upsampler_that_is_told_captions(run: Path, photo: Image.Image, tmp_p
 def test_captions_are_taken_from_upsamplers_as_often_as_the_loss_says(prob: float, session: Session) -> None:
     painter = session.draw
     assert isinstance(painter, Painter)
-    stage = session.config.superres.model_copy(update={"text": True})
-    config = session.config.model_copy(update={"superres": stage})
+    stage = session.config.upsampler1.model_copy(update={"text": True})
+    config = session.config.model_copy(update={"upsampler1": stage})
     torch.manual_seed(0)
-    nets = superres_nets(config, stage)
+    nets = upsampler_nets(config, stage)
     with torch.no_grad():
         for parameter in nets["generator"].parameters():  # what starts as 0 would hide it
             parameter.normal_(std=0.1)
     loss = DiffusionLossConfig(text_dropout_prob=prob)
-    losses = DiffusionLosses(loss, build_process(stage.process), partial(read_superres, stage, (16, 16)))
+    losses = DiffusionLosses(loss, build_process(stage.process), partial(read_upsampler, stage, (16, 16)))
     batch = painter.judged(torch.rand(4, 3, 32, 32) * 2 - 1, ("a red circle",) * 4, 0)
     other = replace(batch, text=painter.prompts.read(["a blue square"] * 4))
     told, misled = (losses.turn(nets, some, Context(3, 0, batch.positions)).total.item() for some in (batch, other))
@@ -321,7 +324,7 @@ def test_previews_of_the_decoder_show_the_way_through_the_prior(
     shown: dict[str, torch.Tensor] = {}
     monkeypatch.setattr(previews, "contact_sheet", lambda rows, captions: shown.update(rows) or b"")
     batch = painter.judged(torch.rand(3, 3, 16, 16) * 2 - 1, captions, 0)
-    alone = {**session.nets["base"], **session.nets["pair"]}
+    alone = {**session.nets["base"], **session.nets["embedder"]}
     nets = {**alone, "prior": torch.nn.ModuleDict(session.nets["prior"])}
     chunk = Chunk(captions, torch.arange(3), session.config.sample)
     assert chunk.options.guidance == 3
@@ -364,27 +367,27 @@ def test_reconstructions_have_noise_of_their_own(run: Path) -> None:
 
 def test_a_stage_trains_alone_and_takes_the_pair_of_another_run(run: Path, tmp_path: Path) -> None:
     data = str(run.parent / "data")
-    config = pipeline.resolve("dalle2", preset="tiny", data=data, steps=2, sets=[*SETS, *RATES], stage="superres")
-    pipeline.train(config, run=tmp_path / "upsampler", stage="superres")
-    assert list(load(tmp_path / "upsampler", device="cpu").nets) == ["superres"]
-    with pytest.raises(UserError, match=r"nothing that can be judged is trained yet \(trained: superres\)"):
+    config = pipeline.resolve("dalle2", preset="tiny", data=data, steps=2, sets=[*SETS, *RATES], stage="upsampler1")
+    pipeline.train(config, run=tmp_path / "upsampler", stage="upsampler1")
+    assert list(load(tmp_path / "upsampler", device="cpu").nets) == ["upsampler1"]
+    with pytest.raises(UserError, match=r"nothing that can be judged is trained yet \(trained: upsampler1\)"):
         evaluate_run(tmp_path / "upsampler", n=2, device="cpu")
-    with pytest.raises(UserError, match="stage base needs the pair"):
+    with pytest.raises(UserError, match="stage base needs the embedder"):
         pipeline.train(config, run=tmp_path / "decoder", stage="base")
-    other = [item for item in SETS if not item.startswith(("pair=", "text="))]
-    taken = pipeline.resolve("dalle2", preset="tiny", data=data, steps=2, sets=[*other, f"embeddings.path={run / 'pair'}"])
+    other = [item for item in SETS if not item.startswith(("embedder=", "text="))]
+    taken = pipeline.resolve("dalle2", preset="tiny", data=data, steps=2, sets=[*other, f"embeddings.path={run / 'embedder'}"])
     pipeline.train(taken, run=tmp_path / "decoder", stage="base")
     found = load(tmp_path / "decoder", device="cpu")
     alone, after = (preview_of(place) for place in (tmp_path / "decoder", run))
     assert "cosine" not in alone, "there is no prior"
     assert "cosine" in after
-    assert set(json.loads((last_of(run / "base" / "checkpoints") / "manifest.json").read_text())["needs"]) == {"pair"}
-    assert found.hashes["pair"] == load(run, device="cpu").hashes["pair"]
-    assert (found.config.pair.model.width, found.config.text.length) == (8, 32)  # as it was trained
+    assert set(json.loads((last_of(run / "base" / "checkpoints") / "manifest.json").read_text())["needs"]) == {"embedder"}
+    assert found.hashes["embedder"] == load(run, device="cpu").hashes["embedder"]
+    assert (found.config.embedder.model.width, found.config.text.length) == (8, 32)  # as it was trained
     judged = evaluate_run(tmp_path / "decoder", n=2, device="cpu")[0].report
     assert "reconstruction" in judged["oracle"]["rows"]
     assert "samples" not in judged["oracle"]["rows"], "without a prior there is nothing from captions"
-    with pytest.raises(UserError, match="stage of another kind; expected RUN/pair"):
+    with pytest.raises(UserError, match="stage of another kind; expected RUN/embedder"):
         pipeline.train(pipeline.resolve("dalle2", preset="tiny", data=data, sets=[f"embeddings.path={run / 'base'}"]))
 
 
@@ -395,5 +398,5 @@ def test_listed_embeddings_train_without_a_pair(run: Path, tmp_path: Path) -> No
     config = pipeline.resolve("dalle2", preset="tiny", data=str(run.parent / "data"), steps=2, sets=sets)
     pipeline.train(config, run=tmp_path / "run")
     session = load(tmp_path / "run", device="cpu")
-    assert list(session.nets) == ["prior", "base", "superres"]
+    assert list(session.nets) == ["prior", "base", "upsampler1"]
     assert session.sample("a red circle")[0].size == (32, 32)

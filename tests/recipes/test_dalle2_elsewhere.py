@@ -25,7 +25,7 @@ __all__ = ["run", "workshop"]
 
 QUIET = ("engine.device=cpu", "data.validation_fraction=0.2", "engine.preview_every_steps=100", *SETS[-1:])
 UPSAMPLER = (
-    "superres={batch_size: 4, ema_decay: 0.5, process: {kind: edm}, low: {kind: blur}, "
+    "upsampler1={batch_size: 4, ema_decay: 0.5, process: {kind: edm}, low: {kind: blur}, "
     "model: {widths: [8, 16], blocks: [1, 1], attention: [false, true], cross: [false, false], head_width: 8, efficient: true}}"
 )
 
@@ -39,7 +39,7 @@ def trained(home: Path, run: Path, *sets: str, steps: int = 3, stage: str | None
 
 def stages_of(place: Path) -> list[str]:
     """Settings that name pair, prior and base of a run or an export."""
-    return [f"embeddings.path={place / 'pair'}", *(f"{name}.path={place / name}" for name in ("prior", "base"))]
+    return [f"embeddings.path={place / 'embedder'}", *(f"{name}.path={place / name}" for name in ("prior", "base"))]
 
 
 def drawn(place: Path, prompt: str = "a red circle", **more: Any) -> bytes:
@@ -50,28 +50,28 @@ def drawn(place: Path, prompt: str = "a red circle", **more: Any) -> bytes:
 def upsampler(workshop: Path, run: Path) -> Path:
     """A run that has trained nothing but another upsampler of 16 to 32 pixels."""
     place = workshop / "upsampler"
-    return made_once(place, lambda: trained(place, run, UPSAMPLER, "superres.optim.lr=1.0e-2", "seed=5", stage="superres"))
+    return made_once(place, lambda: trained(place, run, UPSAMPLER, "upsampler1.optim.lr=1.0e-2", "seed=5", stage="upsampler1"))
 
 
 @pytest.fixture(scope="module")
 def larger(workshop: Path, run: Path) -> Path:
     """One of 32 to 64."""
     place = workshop / "larger"
-    model = "superres.model={widths: [8], blocks: [1], attention: [false], cross: [false], head_width: 8, efficient: true}"
-    sets = ("data.resolution=32", "superres.resolution=64", "superres.batch_size=2", model)
-    return made_once(place, lambda: trained(place, run, *sets, steps=1, stage="superres"))
+    model = "upsampler1.model={widths: [8], blocks: [1], attention: [false], cross: [false], head_width: 8, efficient: true}"
+    sets = ("data.resolution=32", "upsampler1.resolution=64", "upsampler1.batch_size=2", model)
+    return made_once(place, lambda: trained(place, run, *sets, steps=1, stage="upsampler1"))
 
 
 @pytest.fixture(scope="module")
 def combined(workshop: Path, run: Path, upsampler: Path) -> Path:
     """All but the upsampler from the one, the upsampler from the other; nothing is trained."""
     place = workshop / "combined"
-    return made_once(place, lambda: trained(place, run, *stages_of(run), f"superres.path={upsampler / 'superres'}"))
+    return made_once(place, lambda: trained(place, run, *stages_of(run), f"upsampler1.path={upsampler / 'upsampler1'}"))
 
 
 def test_stages_of_two_runs_draw_as_each_did(run: Path, upsampler: Path, combined: Path) -> None:
     first, other, both = (load(place, device="cpu") for place in (run, upsampler, combined))
-    assert both.hashes == {**first.hashes, "superres": other.hashes["superres"]}
+    assert both.hashes == {**first.hashes, "upsampler1": other.hashes["upsampler1"]}
     assert json.loads((combined / "taken.json").read_text()) == both.hashes
     assert not any((combined / name).exists() for name in both.hashes), "they stay where they are"
     assert isinstance(first.draw, Painter)
@@ -79,7 +79,7 @@ def test_stages_of_two_runs_draw_as_each_did(run: Path, upsampler: Path, combine
     chunk = Chunk(["a red circle"] * 3, torch.arange(3, 6), both.config.sample)
     with torch.no_grad():
         small = first.draw.decode(chunk, first.draw.imagine(chunk, chunk.options.prior), chunk.options)
-        large = other.draw.enlarged(chunk, small, ["superres"], chunk.options)
+        large = other.draw.enlarged(chunk, small, ["upsampler1"], chunk.options)
     wanted = ((large[0].clamp(-1, 1) + 1) * 127.5).round().byte().permute(1, 2, 0)
     assert drawn(combined) == bytes(wanted.contiguous().numpy().tobytes())
     assert drawn(combined) != drawn(run)
@@ -88,15 +88,15 @@ def test_stages_of_two_runs_draw_as_each_did(run: Path, upsampler: Path, combine
 def test_an_export_of_it_stands_alone(run: Path, combined: Path, tmp_path: Path) -> None:
     model = export_run(combined, tmp_path / "model")
     assert str(run.parent) not in (model / "config.json").read_text(), "no path of this machine"
-    assert sorted(path.parent.name for path in model.glob("*/model.safetensors")) == ["base", "pair", "prior", "superres"]
+    assert sorted(path.parent.name for path in model.glob("*/model.safetensors")) == ["base", "embedder", "prior", "upsampler1"]
     assert (model / "base" / "sample.png").is_file(), "of the run that trained it"
     assert drawn(model) == drawn(combined)
 
 
 def test_a_run_that_has_learned_all_takes_no_more(run: Path, larger: Path, tmp_path: Path) -> None:
     mine = Path(shutil.copytree(run, tmp_path / "mine"))
-    with pytest.raises(UserError, match=r"would now take stage superres2 from .* nothing is left here to learn beside it"):
-        pipeline.resume(mine, sets=[f"superres2.path={larger / 'superres'}"])
+    with pytest.raises(UserError, match=r"would now take stage upsampler2 from .* nothing is left here to learn beside it"):
+        pipeline.resume(mine, sets=[f"upsampler2.path={larger / 'upsampler1'}"])
 
 
 def test_it_is_judged_as_any_run(combined: Path) -> None:
@@ -108,8 +108,8 @@ def test_stages_of_exports_are_known_by_their_weights(run: Path, combined: Path,
     """Base of a run, and the pair of its export; then the other way round."""
     model = export_run(combined, tmp_path / "model")
     for pair, base in ((model, run), (run, model)):
-        sets = [f"embeddings.path={pair / 'pair'}", f"prior.path={run / 'prior'}", f"base.path={base / 'base'}"]
-        again = trained(tmp_path / f"pair of {pair.name}", run, *sets, f"superres.path={model / 'superres'}")
+        sets = [f"embeddings.path={pair / 'embedder'}", f"prior.path={run / 'prior'}", f"base.path={base / 'base'}"]
+        again = trained(tmp_path / f"pair of {pair.name}", run, *sets, f"upsampler1.path={model / 'upsampler1'}")
         assert drawn(again) == drawn(combined)
     (model / "base" / "model.safetensors").write_bytes(b"other")
     with pytest.raises(UserError, match="damaged"):
@@ -118,80 +118,82 @@ def test_stages_of_exports_are_known_by_their_weights(run: Path, combined: Path,
 
 def test_what_trains_on_over_there_changes_nothing_here(run: Path, upsampler: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(upsampler, tmp_path / "other"))
-    mine = trained(tmp_path / "mine", run, *stages_of(run), f"superres.path={other / 'superres'}")
+    mine = trained(tmp_path / "mine", run, *stages_of(run), f"upsampler1.path={other / 'upsampler1'}")
     before = drawn(mine)
-    pipeline.resume(other, sets=["superres.steps=9", "engine.save_every_steps=2", "engine.keep_checkpoints=1"], stage="superres")
-    assert load(other, device="cpu").steps == {"superres": 9}
+    pipeline.resume(
+        other, sets=["upsampler1.steps=9", "engine.save_every_steps=2", "engine.keep_checkpoints=1"], stage="upsampler1"
+    )
+    assert load(other, device="cpu").steps == {"upsampler1": 9}
     assert drawn(mine) == before
-    assert load(mine, device="cpu").steps["superres"] == 3
+    assert load(mine, device="cpu").steps["upsampler1"] == 3
     moved = Path(shutil.move(other, tmp_path / "moved"))
-    pipeline.resume(mine, sets=[f"superres.path={moved / 'superres'}"])
+    pipeline.resume(mine, sets=[f"upsampler1.path={moved / 'upsampler1'}"])
     assert drawn(mine) == before
-    with pytest.raises(UserError, match="has trained stage superres itself, and would now take it from"):
-        pipeline.resume(moved, sets=[f"superres.path={upsampler / 'superres'}"], stage="superres")
-    shutil.rmtree(moved / "superres" / "checkpoints" / "step-000003")
+    with pytest.raises(UserError, match="has trained stage upsampler1 itself, and would now take it from"):
+        pipeline.resume(moved, sets=[f"upsampler1.path={upsampler / 'upsampler1'}"], stage="upsampler1")
+    shutil.rmtree(moved / "upsampler1" / "checkpoints" / "step-000003")
     with pytest.raises(UserError, match=r"no longer holds the checkpoint .* or which it took over"):
         load(mine)
 
 
 def test_a_pair_that_was_trained_on_is_taken_as_the_decoder_knew_it(run: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(run, tmp_path / "other"))
-    pipeline.resume(other, sets=["pair.steps=6"], stage="pair")
-    mine = trained(tmp_path / "mine", run, *stages_of(other), "superres=null")
-    assert load(mine, device="cpu").steps == {"pair": 4, "prior": 4, "base": 4}
+    pipeline.resume(other, sets=["embedder.steps=6"], stage="embedder")
+    mine = trained(tmp_path / "mine", run, *stages_of(other), "upsampler1=null")
+    assert load(mine, device="cpu").steps == {"embedder": 4, "prior": 4, "base": 4}
 
 
 def test_a_prior_is_trained_for_a_decoder_from_elsewhere(run: Path, tmp_path: Path) -> None:
     sets = [item for item in stages_of(run) if not item.startswith("prior")]
     prior = "prior={batch_size: 4, model: {width: 16, depth: 1, heads: 2}}"
     config = pipeline.resolve(
-        "dalle2", preset="tiny", data=str(run.parent / "data"), steps=1, sets=[*QUIET, *sets, prior, "superres=null"]
+        "dalle2", preset="tiny", data=str(run.parent / "data"), steps=1, sets=[*QUIET, *sets, prior, "upsampler1=null"]
     )
     (estimate,) = rehearsal.dry_run(config)
     assert estimate.stage == "prior"
     mine = pipeline.train(config, run=tmp_path / "mine")
     session = load(mine, device="cpu")
-    assert session.steps == {"pair": 4, "prior": 1, "base": 4}
+    assert session.steps == {"embedder": 4, "prior": 1, "base": 4}
     assert (session.config.data.resolution, session.config.base.model.widths) == (16, (16, 16))
     assert session.sample("a red circle")[0].size == (16, 16)
 
 
 def test_more_upsamplers_than_two_and_one_in_the_place_of_another(run: Path, larger: Path, tmp_path: Path) -> None:
     third = (
-        "superres3={resolution: 72, batch_size: 2, crop: 24, model: {kind: unet, widths: [8], blocks: [1], attention: [false], "
+        "upsampler3={resolution: 72, batch_size: 2, crop: 24, model: {kind: unet, widths: [8], blocks: [1], attention: [false], "
     )
-    sets = [*stages_of(run), f"superres.path={run / 'superres'}", f"superres2={{path: {larger / 'superres'}}}"]
+    sets = [*stages_of(run), f"upsampler1.path={run / 'upsampler1'}", f"upsampler2={{path: {larger / 'upsampler1'}}}"]
     mine = trained(tmp_path / "mine", run, *sets, third + "cross: [false], head_width: 8, efficient: true}}", steps=1)
     session = load(mine, device="cpu")
-    assert session.steps == {"pair": 4, "prior": 4, "base": 4, "superres": 4, "superres2": 1, "superres3": 1}
+    assert session.steps == {"embedder": 4, "prior": 4, "base": 4, "upsampler1": 4, "upsampler2": 1, "upsampler3": 1}
     assert session.sample("a red circle")[0].size == (72, 72)
     photo = Image.new("RGB", (64, 64), "red")
-    assert session.sample("", image=photo, options={"start": "superres3"})[0].size == (72, 72)
+    assert session.sample("", image=photo, options={"start": "upsampler3"})[0].size == (72, 72)
     with pytest.raises(
-        UserError, match=r"no such stage is trained here; drawing can start at prior, superres, superres2, superres3"
+        UserError, match=r"no such stage is trained here; drawing can start at prior, upsampler1, upsampler2, upsampler3"
     ):
-        session.sample("", image=photo, options={"start": "superres4"})
-    taken = [f"superres.path={run / 'superres'}", f"superres2={{path: {mine / 'superres2'}}}"]
+        session.sample("", image=photo, options={"start": "upsampler4"})
+    taken = [f"upsampler1.path={run / 'upsampler1'}", f"upsampler2={{path: {mine / 'upsampler2'}}}"]
     again = trained(tmp_path / "again", run, *stages_of(mine), *taken)  # of a run that has it from elsewhere itself
-    assert load(again, device="cpu").hashes == {name: known for name, known in session.hashes.items() if name != "superres3"}
+    assert load(again, device="cpu").hashes == {name: known for name, known in session.hashes.items() if name != "upsampler3"}
 
 
 @pytest.mark.parametrize(
     ("sets", "told"),
     [
-        (["base.path={run}/base"], r"was trained on the embeddings of .*/pair; name it, too: --set embeddings.path="),
-        (["base.path={run}/base", "embeddings.path={pair}/pair"], "with other weights; take stages that were trained on one"),
+        (["base.path={run}/base"], r"was trained on the embeddings of .*/embedder; name it, too: --set embeddings.path="),
+        (["base.path={run}/base", "embeddings.path={pair}/embedder"], "with other weights; take stages that were trained on one"),
         (["prior.path={run}/prior", "embeddings={kind: list, path: e.npy}"], "embeddings by a trained pair, and here they come"),
-        (["base.path={run}/prior", "embeddings.path={run}/pair"], "stage of another kind; expected RUN/base"),
+        (["base.path={run}/prior", "embeddings.path={run}/embedder"], "stage of another kind; expected RUN/base"),
         (["base.path={run}/bsae"], "is no trained stage; expected RUN/STAGE, such as runs/dalle2-001/base"),
-        (["prior.path={run}/prior", "embeddings.path={run}/pair", "data.resolution=18"], "of pictures of 16 pixels, and the"),
-        (["superres.path={run}"], "name a stage of it, such as"),
-        (["superres.path={run}/superres", "data.channels=1"], "pictures of 3 channels, data.channels is 1; set data.channels=3"),
-        (["superres.path={larger}/superres"], "enlarges pictures of 32 pixels, and as superres it would get pictures of 16"),
-        (["superres.path={run}/superres", "superres2={resolution: 32}"], "superres2.resolution 32 must be larger than superres"),
+        (["prior.path={run}/prior", "embeddings.path={run}/embedder", "data.resolution=18"], "of pictures of 16 pixels, and the"),
+        (["upsampler1.path={run}"], "name a stage of it, such as"),
+        (["upsampler1.path={run}/upsampler1", "data.channels=1"], "pictures of 3 channels, data.channels is 1; set data"),
+        (["upsampler1.path={larger}/upsampler1"], "enlarges pictures of 32 pixels, and as upsampler1 it would get"),
+        (["upsampler1.path={run}/upsampler1", "upsampler2={resolution: 32}"], "upsampler2.resolution 32 must be larger"),
         (
-            ["base.path={run}/base", "prior.path={pair}/prior", "embeddings.path={pair}/pair"],
-            "base was trained on the embeddings of .*/dalle2/run/pair, and they would come from .*/strangers/pair",
+            ["base.path={run}/base", "prior.path={pair}/prior", "embeddings.path={pair}/embedder"],
+            "base was trained on the embeddings of .*/dalle2/run/embedder, and they would come from .*/strangers/embedder",
         ),
     ],
 )  # fmt: skip
@@ -210,16 +212,16 @@ def strangers(workshop: Path, run: Path) -> Path:
     place = workshop / "strangers"
 
     def make() -> None:
-        own = [item for item in SETS if item.startswith(("text=", "pair=", "prior="))]
-        trained(place, run, *own, "seed=9", "superres=null", "base.batch_size=2", steps=1)
+        own = [item for item in SETS if item.startswith(("text=", "embedder=", "prior="))]
+        trained(place, run, *own, "seed=9", "upsampler1=null", "base.batch_size=2", steps=1)
 
     return made_once(place, make)
 
 
 def test_captions_that_are_read_in_two_ways(run: Path, workshop: Path, tmp_path: Path) -> None:
-    sets = ["text={kind: bytes, length: 16, width: 16, depth: 1, heads: 1}", "superres.text=true"]
-    told = trained(tmp_path / "told", run, UPSAMPLER, *sets, steps=1, stage="superres")
+    sets = ["text={kind: bytes, length: 16, width: 16, depth: 1, heads: 1}", "upsampler1.text=true"]
+    told = trained(tmp_path / "told", run, UPSAMPLER, *sets, steps=1, stage="upsampler1")
     with pytest.raises(UserError, match="read captions in two ways"):
-        trained(tmp_path / "new", run, *stages_of(run), f"superres.path={told / 'superres'}")
-    taken = trained(tmp_path / "taken", run, f"superres.path={told / 'superres'}", stage="superres")
+        trained(tmp_path / "new", run, *stages_of(run), f"upsampler1.path={told / 'upsampler1'}")
+    taken = trained(tmp_path / "taken", run, f"upsampler1.path={told / 'upsampler1'}", stage="upsampler1")
     assert load(taken, device="cpu").config.text.length == 16

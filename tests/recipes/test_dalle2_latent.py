@@ -36,9 +36,9 @@ SETS = (
     "data.resolution=16",
     "data.validation_fraction=0",
     "text={kind: bytes, length: 24, width: 16, depth: 1, heads: 2}",
-    f"pair={{batch_size: 8, steps: 2, loss: {{group: 8}}, model: {{width: 8, widths: [8, 16]}}, {RATE}}}",
+    f"embedder={{batch_size: 8, steps: 2, loss: {{group: 8}}, model: {{width: 8, widths: [8, 16]}}, {RATE}}}",
     f"prior={{batch_size: 8, steps: 2, model: {{width: 16, depth: 1, heads: 2}}, {RATE}}}",
-    "superres=null",
+    "upsampler1=null",
     "sample={steps: 3, prior: {steps: 2}, chunk: 3, resample_times: 2}",
 )
 UNET = "{widths: [16, 16], blocks: [1, 1], head_width: 8}"
@@ -139,7 +139,7 @@ def test_an_export_draws_the_same_bits_without_the_run_of_the_tokenizer(generate
     shutil.rmtree(tmp_path / "muse")
     shutil.rmtree(tmp_path / "run")
     session = load(tmp_path / "export", device="cpu")
-    assert list(session.nets) == ["tokenizer", "pair", "prior", "base"]
+    assert list(session.nets) == ["tokenizer", "embedder", "prior", "base"]
     assert np.array_equal(drawn, [np.asarray(picture) for picture in session.sample("a red circle", n=2)])
     assert not np.array_equal(*drawn)
     taken = config_of(tmp_path / "export" / "tokenizer", pictures, 2)  # of an export of this recipe
@@ -153,8 +153,8 @@ def test_an_export_draws_the_same_bits_without_the_run_of_the_tokenizer(generate
 @pytest.mark.parametrize("exported", [False, True])
 def test_a_base_from_elsewhere_brings_its_tokenizer(exported: bool, run: Path, pictures: Path, tmp_path: Path) -> None:
     home = export_run(run, tmp_path / "export") if exported else run
-    taken = [f"embeddings.path={home / 'pair'}", f"prior.path={home / 'prior'}", f"base.path={home / 'base'}"]
-    kept = [item for item in SETS if not item.startswith(("pair=", "prior=", "data.resolution="))]
+    taken = [f"embeddings.path={home / 'embedder'}", f"prior.path={home / 'prior'}", f"base.path={home / 'base'}"]
+    kept = [item for item in SETS if not item.startswith(("embedder=", "prior=", "data.resolution="))]
     config = pipeline.resolve("dalle2", preset="tiny", data=str(pictures), sets=[*kept, *taken, "data.resolution=32"])
     pipeline.train(config, run=tmp_path / "run")
     first, second = (load(path, device="cpu") for path in (run, tmp_path / "run"))
@@ -224,4 +224,4 @@ def test_tokenizers_that_do_not_fit_are_refused(
 
 def test_a_dry_run_needs_no_trained_tokenizer_but_its_architecture(generated: Path, pictures: Path) -> None:
     estimates = dry_run(config_of(generated / "tokenizer", pictures, 2))
-    assert [estimate.stage for estimate in estimates] == ["pair", "prior", "base"]
+    assert [estimate.stage for estimate in estimates] == ["embedder", "prior", "base"]

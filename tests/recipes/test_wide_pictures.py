@@ -35,12 +35,12 @@ CASCADE = (
     *COMMON,
     "data.crop=random",
     "data.zoom=1.5",
-    "pair={batch_size: 8, loss: {group: 8}, model: {width: 8, widths: [8, 16]}}",
+    "embedder={batch_size: 8, loss: {group: 8}, model: {width: 8, widths: [8, 16]}}",
     "prior={batch_size: 8, model: {width: 16, depth: 1, heads: 2}}",
     "base={batch_size: 4, model: {kind: dit, patch: 4, width: 16, depth: 1, heads: 2}, optim: {lr: 1.0e-2, warmup_steps: 0}}",
-    "superres={batch_size: 4, resolution: 32, crop: 24, model: {widths: [16, 16], blocks: [1, 1], head_width: 8, "
+    "upsampler1={batch_size: 4, resolution: 32, crop: 24, model: {widths: [16, 16], blocks: [1, 1], head_width: 8, "
     "efficient: false}, optim: {lr: 1.0e-2, warmup_steps: 0}}",
-    "sample={steps: 2, prior: {steps: 2}, superres: {steps: 2}, chunk: 2, resample_times: 2}",
+    "sample={steps: 2, prior: {steps: 2}, upsampler: {steps: 2}, chunk: 2, resample_times: 2}",
 )
 TOKENS = (
     *COMMON,
@@ -128,7 +128,7 @@ def test_pictures_have_the_asked_size(cascade: Path, photo: np.ndarray, tmp_path
     for drawn in (
         session.sample("disc 1")[0],
         session.sample("", image=photo)[0],
-        session.sample("", image=photo, options={"start": "superres"})[0],
+        session.sample("", image=photo, options={"start": "upsampler1"})[0],
         session.sample("disc 1", image=photo, outpaint={"left": 0.5})[0],
     ):
         assert drawn.size == (48, 32)
@@ -142,7 +142,7 @@ def test_pictures_have_the_asked_size(cascade: Path, photo: np.ndarray, tmp_path
 
 def test_an_upsampler_sees_a_small_picture_as_it_is(cascade: Path, photo: np.ndarray) -> None:
     draw: Any = load(cascade, device="cpu").draw
-    assert draw.start_size(draw.config.sample.model_copy(update={"start": "superres"})) == (16, 24)
+    assert draw.start_size(draw.config.sample.model_copy(update={"start": "upsampler1"})) == (16, 24)
 
 
 @pytest.mark.parametrize(("model", "cell"), [("cascade", 2), ("tokens", 8)])

@@ -39,7 +39,7 @@ class TrainedPairConfig(Config):
     kind: Literal["pair"] = "pair"
     """Where embeddings come from."""
     path: str | None = None
-    """RUN/pair of another run or export, to use instead of training one in this run."""
+    """RUN/embedder of another run or export, to use instead of training one in this run."""
 
 
 EmbeddingsConfig = Annotated[
@@ -82,7 +82,7 @@ class BaseConfig(CascadeStageConfig):
     """Draw the latent of a tokenizer, which makes pixels of it, each channel scaled to variance 1; null: draw pixels."""
 
 
-class SuperresConfig(CascadeStageConfig):
+class UpsamplerConfig(CascadeStageConfig):
     """Training of an upsampler. It sees the smaller picture, and no embedding."""
 
     model: Denoiser = UNetConfig(attention=(False, False, True), cross=(False, False, False), efficient=True)
@@ -118,7 +118,7 @@ class PriorSampleConfig(SamplerConfig):
         return guided(self, GuidanceConfig(text=self.guidance))
 
 
-class SuperresSampleConfig(SamplerConfig):
+class UpsamplerSampleConfig(SamplerConfig):
     """How upsamplers draw."""
 
     steps: int = Field(16, ge=1)
@@ -143,9 +143,9 @@ class Dalle2SampleConfig(SamplerConfig):
     """Lowest and highest level (log-SNR) with guidance; others cost one branch. null: all."""
     prior: PriorSampleConfig = PriorSampleConfig()
     """The prior."""
-    superres: SuperresSampleConfig = SuperresSampleConfig()
+    upsampler: UpsamplerSampleConfig = UpsamplerSampleConfig()
     """The upsamplers, where there are any."""
-    start: Literal["prior", "superres", "superres2", "superres3", "superres4"] = "prior"
+    start: Literal["prior", "upsampler1", "upsampler2", "upsampler3", "upsampler4"] = "prior"
     """The first stage that draws: an upsampler alone starts from a picture of yours."""
     chunk: int = Field(16, ge=1, le=1024)
     """Pictures drawn at once. Always so many: the last chunk is padded, so a picture never depends on what else is asked."""
@@ -173,7 +173,7 @@ def guided(config: SamplerConfig, guidance: GuidanceConfig = NO_GUIDANCE) -> Dif
     return DiffusionSampleConfig(**{name: getattr(config, name) for name in SamplerConfig.model_fields}, guidance=guidance)
 
 
-UPSAMPLERS = ("superres", "superres2", "superres3", "superres4")
+UPSAMPLERS = ("upsampler1", "upsampler2", "upsampler3", "upsampler4")
 
 
 class Dalle2Config(Config):
@@ -193,19 +193,19 @@ class Dalle2Config(Config):
     """Where the embeddings of pictures come from."""
     embedding_width: int | None = Field(None, ge=1)
     """Channels of embeddings that are not made by a pair; filled in from where they lie."""
-    pair: EmbedderStageConfig = EmbedderStageConfig()
+    embedder: EmbedderStageConfig = EmbedderStageConfig()
     """Stage 1, where embeddings come from none else: pictures and captions to embeddings."""
     prior: PriorStageConfig = PriorStageConfig()
     """Stage 2: captions to embeddings of pictures."""
     base: BaseConfig = BaseConfig()
     """Stage 3: embeddings and captions to small pictures."""
-    superres: SuperresConfig | None = None
+    upsampler1: UpsamplerConfig | None = None
     """Stage 4: small pictures to larger ones; null does without."""
-    superres2: SuperresConfig | None = None
+    upsampler2: UpsamplerConfig | None = None
     """Stage 5: those to still larger ones; null does without."""
-    superres3: SuperresConfig | None = None
+    upsampler3: UpsamplerConfig | None = None
     """Stage 6: and so on."""
-    superres4: SuperresConfig | None = None
+    upsampler4: UpsamplerConfig | None = None
     """Stage 7: the last that there can be."""
     engine: EngineConfig = EngineConfig()
     """How training runs."""
@@ -217,7 +217,7 @@ class Dalle2Config(Config):
     @model_validator(mode="before")
     @classmethod
     def _few_upsamplers(cls, data: Any) -> Any:
-        found = [name for name in data if re.fullmatch(r"superres\d+", name)] if isinstance(data, Mapping) else []
+        found = [name for name in data if re.fullmatch(r"upsampler\d+", name)] if isinstance(data, Mapping) else []
         if more := [name for name in found if name not in UPSAMPLERS]:
             raise ValueError(
                 f"{more[0]}: there can be {len(UPSAMPLERS)} upsamplers: {', '.join(UPSAMPLERS)}; rename it, or do without"
@@ -255,7 +255,7 @@ class Dalle2Config(Config):
         return self
 
     @property
-    def upsamplers(self) -> dict[str, SuperresConfig]:
+    def upsamplers(self) -> dict[str, UpsamplerConfig]:
         """By the names of their stages, in order."""
         return {name: stage for name in UPSAMPLERS if (stage := getattr(self, name)) is not None}
 
@@ -298,7 +298,7 @@ class Dalle2Config(Config):
     def channels_of_embeddings(self) -> int:
         """Of all of them."""
         if self.has_pair:
-            return self.pair.model.width
+            return self.embedder.model.width
         if self.embedding_width is None:
             raise UserError("embedding_width is not known; training fills it in from the embeddings, or set it yourself")
         return self.embedding_width

@@ -26,7 +26,7 @@ from tessera.recipes.captions import Prompts
 from tessera.recipes.dalle2.config import Dalle2Config, Dalle2SampleConfig, PriorSampleConfig
 from tessera.recipes.dalle2.embeddings import Sphere, between
 from tessera.recipes.dalle2.latent import from_canvas, to_canvas
-from tessera.recipes.dalle2.nets import imagined, read_base, recalls, sampler_of, told_base, told_prior, told_superres
+from tessera.recipes.dalle2.nets import imagined, read_base, recalls, sampler_of, told_base, told_prior, told_upsampler
 from tessera.recipes.pictures import at_size, covered, covered_cells, pictures
 from tessera.recipes.precision import full_precision
 
@@ -41,7 +41,7 @@ class Painter:
             raise UserError(f"no stage that draws has been trained yet (trained: {', '.join(stages)}); tessera resume goes on")
         self.config, self.stages, self.device = config, stages, device
         self.prompts = Prompts(config.text, device)
-        self.sphere = Sphere(config, stages.get("pair", {}), self.prompts)
+        self.sphere = Sphere(config, stages.get("embedder", {}), self.prompts)
         self._bf16 = device.type == "cuda" and config.engine.precision == "bf16"
         self._samplers: dict[tuple[str, str], DiffusionSampler] = {}
         self._compiled = False
@@ -109,9 +109,9 @@ class Painter:
             raise UserError(f"sample.start={options.start} enlarges a whole picture; leave mask and outpaint out")
         if chunk.towards is not None:
             raise UserError(f"sample.start={options.start} enlarges one picture, without its embedding; leave towards out")
-        if chunk.negatives is not None and options.superres.guidance == 1:
+        if chunk.negatives is not None and options.upsampler.guidance == 1:
             raise UserError(
-                "a negative prompt needs guidance, and sample.superres.guidance is 1; raise it, or leave the prompt out"
+                "a negative prompt needs guidance, and sample.upsampler.guidance is 1; raise it, or leave the prompt out"
             )
         return chunk.pictures
 
@@ -142,14 +142,14 @@ class Painter:
     @property
     def prior_nets(self) -> Nets:
         """Its own, and the pair beside them, as in training."""
-        return {**self.stages["prior"], **self.stages.get("pair", {})}
+        return {**self.stages["prior"], **self.stages.get("embedder", {})}
 
     def decode(self, chunk: Chunk, embeddings: Tensor, options: Dalle2SampleConfig, redraw: Tensor | None = None) -> Tensor:
         """b c h w of the decoder's size; where `redraw` (b 1 h w of what it draws) is false the picture stays."""
         if "base" not in self.stages:
             raise UserError(
                 f"stage base has not been trained yet (trained: {', '.join(self.stages)}); tessera resume goes on with it, "
-                f"or enlarge a picture: --set sample.start={next(iter(self.path('prior')), 'superres')}"
+                f"or enlarge a picture: --set sample.start={next(iter(self.path('prior')), 'upsampler1')}"
             )
         nets = self.base_nets
         condition = told_base(self.config, self.prompts(nets, chunk.captions), embeddings)
@@ -183,12 +183,12 @@ class Painter:
         self.refuse_idle_guidance(upsamplers, options)
         for number, name in enumerate(upsamplers, 1):
             stage, own = self.config.upsamplers[name], mix_tensors(chunk.seeds, torch.tensor(-number))
-            sampler, size = self.sampler(name, stage, options.superres.complete), self.size_at(stage.resolution)
+            sampler, size = self.sampler(name, stage, options.upsampler.complete), self.size_at(stage.resolution)
             states, negative = (
                 self.prompts(self.stages[name], captions) if stage.text and captions is not None else None
                 for captions in (chunk.captions, chunk.negatives)
             )
-            condition = told_superres(stage, images, size, own, states)
+            condition = told_upsampler(stage, images, size, own, states)
             images = sampler((images.shape[1], *size), condition, own, negative)
         return images
 
@@ -196,10 +196,10 @@ class Painter:
         """A pull that nothing would follow. An upsampler that is not trained yet will."""
         if not upsamplers and any(stage.text for stage in self.config.upsamplers.values()):
             return
-        if options.superres.guidance != 1 and not any(self.config.upsamplers[name].text for name in upsamplers):
+        if options.upsampler.guidance != 1 and not any(self.config.upsamplers[name].text for name in upsamplers):
             raise UserError(
-                f"sample.superres.guidance={options.superres.guidance:g} pulls towards the text, and no upsampler that draws "
-                f"here is told it; leave it at 1, or train one with superres.text=true"
+                f"sample.upsampler.guidance={options.upsampler.guidance:g} pulls towards the text, and no upsampler that draws "
+                f"here is told it; leave it at 1, or train one with upsampler1.text=true"
             )
 
     def sampler(self, name: str, stage: DiffusionStageConfig, options: DiffusionSampleConfig) -> DiffusionSampler:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tessera.config import ImageDataConfig, Layer, UserError, build, layer_of
-from tessera.recipes.dalle2.config import UPSAMPLERS, Dalle2Config, SuperresConfig, TrainedPairConfig
+from tessera.recipes.dalle2.config import UPSAMPLERS, Dalle2Config, TrainedPairConfig, UpsamplerConfig
 from tessera.recipes.needs import refuse_other_channels
 from tessera.tokenizers.image.model import ImageTokenizerConfig
 from tessera.tokenizers.pair.clip import ClipConfig
@@ -15,10 +15,10 @@ from tessera.tokenizers.pair.clip import ClipConfig
 Read = Callable[..., Any]  # (RUN/STAGE, its kind) -> the stage as it lies there: config, train, home, hash
 
 BROUGHT = {  # by a stage: all that its network is built from, and how it is used
-    "pair": ("model",),
+    "embedder": ("model",),
     "prior": ("model", "process"),
     "base": ("model", "process", "self_conditioning", "latent"),
-    "superres": ("model", "process", "resolution", "low", "crop", "text"),
+    "upsampler1": ("model", "process", "resolution", "low", "crop", "text"),
 }
 
 
@@ -29,8 +29,8 @@ def adopt(config: Dalle2Config, read: Read) -> Dalle2Config:
     if path is not None:
         changes["embeddings"] = {"path": absolute(path)}
     if path is not None and isinstance(config.embeddings, TrainedPairConfig):
-        stages["pair"] = read(absolute(path), "pair")
-        changes["embeddings"] = {"path": str(stages["pair"].home)}
+        stages["embedder"] = read(absolute(path), "embedder")
+        changes["embeddings"] = {"path": str(stages["embedder"].home)}
     if not stages and not changes and config.base.latent is None:
         return config
     for name, stage in stages.items():
@@ -52,14 +52,14 @@ def absolute(path: str) -> str:
 
 def kind_of(name: str) -> str:
     """One upsampler may stand in the place of another."""
-    return "superres" if name in UPSAMPLERS else name
+    return "upsampler1" if name in UPSAMPLERS else name
 
 
 def brought(name: str, stage: Any) -> dict[str, Any]:
     """What a stage of that name takes over from one that was trained elsewhere, perhaps by another name."""
     other = stage.config
     found = {name: getattr(other, stage.train.name).model_dump(mode="json", include=set(BROUGHT[kind_of(name)]))}
-    if name != "pair":
+    if name != "embedder":
         found[name]["path"] = str(stage.home)  # which is elsewhere again, if it was taken over there
     if name == "base":
         found["data"] = {"resolution": other.data.resolution, "width": other.data.width}
@@ -98,7 +98,7 @@ def text_of(stages: Mapping[str, Any]) -> dict[str, Any]:
 def reads_captions(stage: Any) -> bool:
     """All but upsamplers that are told none."""
     section = getattr(stage.config, stage.train.name)
-    return section.text if isinstance(section, SuperresConfig) else True
+    return section.text if isinstance(section, UpsamplerConfig) else True
 
 
 def refuse_other_pictures(config: Dalle2Config, stage: Any) -> None:
@@ -115,13 +115,13 @@ def refuse_other_pictures(config: Dalle2Config, stage: Any) -> None:
 
 def refuse_other_embeddings(config: Dalle2Config, stages: Mapping[str, Any], read: Read) -> None:
     """What a prior draws, and a decoder draws of, are embeddings of one pair."""
-    learned, ours, pair = [stages[name] for name in ("prior", "base") if name in stages], maker_of(config), stages.get("pair")
+    learned, ours, pair = [stages[name] for name in ("prior", "base") if name in stages], maker_of(config), stages.get("embedder")
     for stage in learned:
         if (theirs := maker_of(stage.config)) != ours:
             raise UserError(
                 f"{stage.home} was trained on embeddings by {theirs}, and here they come from {ours}; set embeddings.kind"
             )
-    wanted = [read(str(stage.home.parent / "pair"), "pair") for stage in learned] if config.has_pair else []
+    wanted = [read(str(stage.home.parent / "embedder"), "embedder") for stage in learned] if config.has_pair else []
     for stage, needed in zip(learned, wanted, strict=False):
         if pair is None:
             raise UserError(

@@ -34,7 +34,7 @@ def training_embeddings(config: Dalle2Config, nets: Nets, feed: Feed) -> Embeddi
         net = nets["embedder"]
         assert isinstance(net, Embedder)
         return FileEmbeddings.listed(
-            write_embeddings(feed, partial(embed_exactly, net), feed.needs["pair"], config.data.resolution)
+            write_embeddings(feed, partial(embed_exactly, net), feed.needs["embedder"], config.data.resolution)
         )
     if isinstance(kind, ClipConfig):
         clip = load_clip(kind.path, feed.device)

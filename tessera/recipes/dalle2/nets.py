@@ -18,7 +18,7 @@ from tessera.generators.diffusion.processes import DdpmConfig, build_process
 from tessera.generators.diffusion.sample import DiffusionSampleConfig, DiffusionSampler
 from tessera.generators.diffusion.stage import DiffusionStageConfig
 from tessera.randomness import mix_tensors
-from tessera.recipes.dalle2.config import BaseConfig, Dalle2Config, PriorStageConfig, SuperresConfig
+from tessera.recipes.dalle2.config import BaseConfig, Dalle2Config, PriorStageConfig, UpsamplerConfig
 from tessera.recipes.dalle2.latent import SCALE, LatentScale, to_canvas
 from tessera.text.encoders import NoTextConfig, build_encoder, encode_text, text_width
 from tessera.tokenizers.pair.model import Embedder
@@ -46,7 +46,7 @@ def base_nets(config: Dalle2Config) -> dict[str, nn.Module]:
     return with_encoder(config, net)
 
 
-def superres_nets(config: Dalle2Config, stage: SuperresConfig) -> dict[str, nn.Module]:
+def upsampler_nets(config: Dalle2Config, stage: UpsamplerConfig) -> dict[str, nn.Module]:
     """An upsampler, and the text encoder that is trained with it where it is told captions."""
     size = config.data.at(stage.resolution).size if stage.crop is None else (stage.crop, stage.crop)
     net = build_denoiser(
@@ -91,8 +91,8 @@ def told_base(config: Dalle2Config, states: TextStates, embeddings: Tensor) -> C
     return Condition(text=None if isinstance(config.text, NoTextConfig) else states, embedding=embeddings)
 
 
-def told_superres(
-    stage: SuperresConfig, small: Tensor, size: tuple[int, int], seeds: Tensor, states: TextStates | None = None
+def told_upsampler(
+    stage: UpsamplerConfig, small: Tensor, size: tuple[int, int], seeds: Tensor, states: TextStates | None = None
 ) -> Condition:
     """A drawn picture, spoiled as the config says for drawing, and enlarged; and states of captions where it is told them."""
     levels = sample_levels(stage.low, seeds)
@@ -113,7 +113,7 @@ def read_base(config: Dalle2Config, nets: Nets, batch: PairBatch, context: Conte
     return Example(to_canvas(nets, batch.images), told_base(config, encode_text(nets, batch.text), batch.embeddings), batch.valid)
 
 
-def read_superres(stage: SuperresConfig, small: tuple[int, int], nets: Nets, batch: PairBatch, context: Context) -> Example:
+def read_upsampler(stage: UpsamplerConfig, small: tuple[int, int], nets: Nets, batch: PairBatch, context: Context) -> Example:
     """A picture, or a part of it, and the same place of its smaller self (height and width `small`), spoiled and enlarged."""
     assert batch.images is not None
     images, where = batch.images, (context.seed, context.step, context.positions)

@@ -11,8 +11,8 @@ from tessera.recipes.dalle2.config import (
     Dalle2SampleConfig,
     PriorSampleConfig,
     PriorStageConfig,
-    SuperresConfig,
-    SuperresSampleConfig,
+    UpsamplerConfig,
+    UpsamplerSampleConfig,
 )
 from tessera.text.encoders import ByteTextConfig
 from tessera.tokenizers.pair.losses import PairLossConfig
@@ -26,7 +26,7 @@ def tiny() -> Dalle2Config:
         preset="tiny",
         data=ImageDataConfig(resolution=16, workers=0),
         text=ByteTextConfig(length=48, width=64, depth=1, heads=4),
-        pair=EmbedderStageConfig(
+        embedder=EmbedderStageConfig(
             model=EmbedderConfig(width=32, widths=(16, 32, 64)), loss=PairLossConfig(group=32),
             optim=OptimConfig(lr=2e-3, betas=(0.9, 0.98), weight_decay=0.05, warmup_steps=20), ema_decay=0.99,
             batch_size=64, steps=200,
@@ -43,7 +43,7 @@ def tiny() -> Dalle2Config:
             optim=OptimConfig(lr=2e-3, betas=(0.9, 0.99), weight_decay=0.01, warmup_steps=50), ema_decay=0.99,
             batch_size=32, steps=1400,
         ),
-        superres=SuperresConfig(
+        upsampler1=UpsamplerConfig(
             resolution=32,
             model=UNetConfig(
                 widths=(32, 64), blocks=(1, 1), attention=(False, False), cross=(False, False), head_width=32, efficient=True
@@ -56,7 +56,7 @@ def tiny() -> Dalle2Config:
         ),
         sample=Dalle2SampleConfig(
             steps=12, guidance=2.0, embedding_guidance=2.0, prior=PriorSampleConfig(steps=8, guidance=3.0, candidates=8),
-            superres=SuperresSampleConfig(steps=6)
+            upsampler=UpsamplerSampleConfig(steps=6)
         ),
     )  # fmt: skip
 
@@ -67,7 +67,7 @@ def small() -> Dalle2Config:
         preset="small",
         data=ImageDataConfig(resolution=32, workers=8),
         base=BaseConfig(model=UNetConfig(dropout=0.1)),
-        superres=SuperresConfig(
+        upsampler1=UpsamplerConfig(
             resolution=64,
             model=UNetConfig(
                 widths=(64, 128, 256), blocks=(2, 2, 2), attention=(False, False, True), cross=(False, False, False)
@@ -85,7 +85,7 @@ def base() -> Dalle2Config:
         preset="base",
         data=ImageDataConfig(resolution=64, workers=16),
         text=ByteTextConfig(length=256, width=512, depth=6, heads=8),
-        pair=EmbedderStageConfig(
+        embedder=EmbedderStageConfig(
             model=EmbedderConfig(width=256, widths=(64, 128, 256, 512), blocks=2), ema_decay=0.9999, batch_size=1024, steps=50_000
         ),
         prior=PriorStageConfig(model=PriorConfig(width=768, depth=12, heads=12), ema_decay=0.9999, batch_size=512, steps=200_000),
@@ -96,7 +96,7 @@ def base() -> Dalle2Config:
             ),
             ema_decay=0.9999, batch_size=512, steps=300_000,
         ),
-        superres=SuperresConfig(
+        upsampler1=UpsamplerConfig(
             resolution=256,
             model=UNetConfig(
                 widths=(128, 256, 512, 1024), blocks=(2, 2, 4, 4), attention=(False, False, False, True),
@@ -122,7 +122,7 @@ def large() -> Dalle2Config:
             "batch_size": 1024,
         }
     )  # fmt: skip
-    finest = SuperresConfig(
+    finest = UpsamplerConfig(
         resolution=1024,
         model=UNetConfig(
             widths=(128, 256, 512, 1024), blocks=(2, 2, 2, 2), attention=(False, False, False, False),
@@ -130,4 +130,4 @@ def large() -> Dalle2Config:
         ),
         crop=256, ema_decay=0.9999, batch_size=128, steps=200_000,
     )  # fmt: skip
-    return start.model_copy(update={"preset": "large", "base": decoder, "superres2": finest})
+    return start.model_copy(update={"preset": "large", "base": decoder, "upsampler2": finest})

@@ -14,9 +14,9 @@ from tessera.generators.diffusion.condition import Condition
 from tessera.generators.diffusion.degrade import resize
 from tessera.generators.diffusion.prior import unit
 from tessera.nn.similarity import psnr
-from tessera.recipes.dalle2.config import Dalle2Config, SuperresConfig
+from tessera.recipes.dalle2.config import Dalle2Config, UpsamplerConfig
 from tessera.recipes.dalle2.latent import from_canvas, to_canvas
-from tessera.recipes.dalle2.nets import imagined, sampler_of, told_base, told_prior, told_superres
+from tessera.recipes.dalle2.nets import imagined, sampler_of, told_base, told_prior, told_upsampler
 from tessera.recipes.pictures import contact_sheet
 from tessera.text.encoders import encode_text
 from tessera.tokenizers.pair.model import Embedder
@@ -67,9 +67,9 @@ def through_prior(config: Dalle2Config, nets: Nets, batch: PairBatch) -> Tensor:
     return imagined(sampler, config.channels_of_embeddings, told, seeds_of(batch), options.candidates, captions)
 
 
-def preview_superres(
+def preview_upsampler(
     config: Dalle2Config,
-    stage: SuperresConfig,
+    stage: UpsamplerConfig,
     small: tuple[int, int],
     raw: Nets,
     averaged: Nets,
@@ -80,11 +80,11 @@ def preview_superres(
     assert batch.images is not None
     shrunk = resize(batch.images, small, 1.0)
     sampler, size = (
-        sampler_of(averaged["generator"], stage, config.sample.superres.complete),
+        sampler_of(averaged["generator"], stage, config.sample.upsampler.complete),
         config.data.at(stage.resolution).size,
     )
     states = encode_text(averaged, batch.text) if stage.text else None
-    drawn = sampler(batch.images.shape[1:], told_superres(stage, shrunk, size, seeds_of(batch), states), seeds_of(batch))
+    drawn = sampler(batch.images.shape[1:], told_upsampler(stage, shrunk, size, seeds_of(batch), states), seeds_of(batch))
     rows = {"small": F.interpolate(shrunk, size=drawn.shape[-2:], mode="nearest"), "drawn": drawn, "real": batch.images}
     facts = facts_of(batch) | {"psnr": rounded(psnr(drawn, batch.images))}
     return Preview("png", contact_sheet(rows, batch.captions), facts)

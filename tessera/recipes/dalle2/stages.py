@@ -23,7 +23,7 @@ from tessera.generators.diffusion.stage import DiffusionStageConfig
 from tessera.generators.diffusion.stage import build_stage as build_diffusion
 from tessera.nn.attention import EncoderBlock
 from tessera.recipes.captions import settle_captions, training_text
-from tessera.recipes.dalle2.config import Dalle2Config, LatentConfig, SuperresConfig, TrainedPairConfig, guided
+from tessera.recipes.dalle2.config import Dalle2Config, LatentConfig, TrainedPairConfig, UpsamplerConfig, guided
 from tessera.recipes.dalle2.embeddings import training_embeddings, width_elsewhere
 from tessera.recipes.dalle2.latent import survey_latents
 from tessera.recipes.dalle2.nets import (
@@ -31,13 +31,13 @@ from tessera.recipes.dalle2.nets import (
     prior_nets,
     read_base,
     read_prior,
-    read_superres,
+    read_upsampler,
     recalls,
     sampler_of,
-    superres_nets,
     told_prior,
+    upsampler_nets,
 )
-from tessera.recipes.dalle2.previews import preview_base, preview_pair, preview_prior, preview_superres
+from tessera.recipes.dalle2.previews import preview_base, preview_pair, preview_prior, preview_upsampler
 from tessera.text.bytes import ByteEncoder
 from tessera.text.encoders import NoTextConfig, PrecomputedTextConfig, reader
 from tessera.tokenizers.image.model import ImageTokenizer
@@ -49,7 +49,7 @@ from tessera.tokenizers.pair.stage import build_stage as build_pair
 def steps(config: Dalle2Config) -> Sequence[Train]:
     """A tokenizer, where its latent is drawn; the pair, where embeddings come from none else; the prior, the decoder, and the
     upsamplers that the config has."""
-    upsamplers = [superres_step(config, name, stage) for name, stage in config.upsamplers.items()]
+    upsamplers = [upsampler_step(config, name, stage) for name, stage in config.upsamplers.items()]
     tokenizer = [] if config.base.latent is None else [tokenizer_step(config, config.base.latent)]
     return [*tokenizer, *([pair_step(config)] if config.has_pair else []), prior_step(config), base_step(config), *upsamplers]
 
@@ -64,7 +64,7 @@ def settle(config: Dalle2Config, source: Source) -> Dalle2Config:
             raise
         width = config.embedding_width  # of a run that goes on, perhaps with a stage that needs none; others will say so
     if config.embedding_width not in (None, width):
-        there = "and a pair has pair.model.width" if width is None else f"and those of the data have {width}"
+        there = "and a pair has embedder.model.width" if width is None else f"and those of the data have {width}"
         raise UserError(f"embedding_width={config.embedding_width}, {there}; leave it out, or bring the embeddings meant")
     same = text == config.text and width == config.embedding_width
     return config if same else config.model_copy(update={"text": text, "embedding_width": width})
@@ -82,23 +82,23 @@ def pair_step(config: Dalle2Config) -> Train:
     """Pictures and captions to embeddings."""
 
     def make() -> Embedder:
-        return build_embedder(config.pair.model, config.text, config.data.channels)
+        return build_embedder(config.embedder.model, config.text, config.data.channels)
 
     def feed(nets: Nets, feed: Feed) -> PairLoader:
         if feed.cut.micro_batch_size == 1:
             raise UserError(
                 "engine.micro_batch_size=1: the pair tells samples of a micro-batch apart; use 2 or more while it trains "
-                "(--stage pair), and 1 when you resume"
+                "(--stage embedder), and 1 when you resume"
             )
         refuse_alike(feed.whole or feed.source)
         return PairLoader(feed, training_text(config.text, feed))
 
     kind = config.embeddings
     return Train(
-        name="pair",
-        batch_size=config.pair.batch_size,
-        steps=config.pair.steps,
-        build=lambda: replace(build_pair(config.pair, make()), preview=preview_pair),
+        name="embedder",
+        batch_size=config.embedder.batch_size,
+        steps=config.embedder.steps,
+        build=lambda: replace(build_pair(config.embedder, make()), preview=preview_pair),
         serves=lambda: {"embedder": make()},
         feed=feed,
         captioned=learns_from_captions(config),
@@ -168,7 +168,7 @@ def prior_step(config: Dalle2Config) -> Train:
 
 def needs_pair(config: Dalle2Config) -> dict[str, str]:
     """What makes embeddings, where that is trained."""
-    return {"embedder": "pair"} if config.has_pair else {}
+    return {"embedder": "embedder"} if config.has_pair else {}
 
 
 def measure_prior(config: Dalle2Config, measure: LossFunction, nets: Nets, batch: PairBatch, context: Context) -> Loss:
@@ -211,15 +211,15 @@ def base_step(config: Dalle2Config) -> Train:
     )
 
 
-def superres_step(config: Dalle2Config, name: str, stage: SuperresConfig) -> Train:
+def upsampler_step(config: Dalle2Config, name: str, stage: UpsamplerConfig) -> Train:
     """Small pictures to larger ones; it asks nothing of other stages."""
 
     def feed(nets: Nets, feed: Feed) -> PairLoader:
         read_text = training_text(config.text, feed) if stage.text else reader(NoTextConfig())
         return PairLoader(feed, read_text, resolution=stage.resolution)
 
-    nets, small = partial(superres_nets, config, stage), config.data.at(config.seen_by(name)).size
-    read, preview = partial(read_superres, stage, small), partial(preview_superres, config, stage, small)
+    nets, small = partial(upsampler_nets, config, stage), config.data.at(config.seen_by(name)).size
+    read, preview = partial(read_upsampler, stage, small), partial(preview_upsampler, config, stage, small)
     return Train(
         name=name,
         batch_size=stage.batch_size,
