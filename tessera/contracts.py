@@ -244,9 +244,10 @@ class Chunk:
     seeds: Tensor  # b int64 on the device
     options: Any  # the recipe's sample section
     negatives: Sequence[str | None] | None = None  # what guidance pushes away from; None: the empty caption
-    pictures: Tensor | None = None  # b c h w in [-1, 1], as large as what is drawn, or as what is enlarged: where drawing starts
+    pictures: Tensor | None = None  # b c h w in [-1, 1], as large as what is drawn, or as what is enlarged: where drawing starts;
+    # of recipes that have an `embedding_width` also b e, embeddings of length 1
     redraw: Tensor | None = None  # b h w bool with `pictures`: True where something new is drawn
-    towards: Tensor | None = None  # b c h w with `pictures`, as large: what is drawn lies between the two
+    towards: Tensor | None = None  # b c h w with `pictures`, as large, or b e: what is drawn lies between the two
     at: Tensor | None = None  # b with `towards`: how far from the one to the other, 0 to 1
     mesh: Any = None  # a part of a mesh, of which a whole one is made
     frames: Tensor | None = None  # b c t h w in [-1, 1]: frames of a clip that are given, at their places; others hold anything

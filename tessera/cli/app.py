@@ -106,7 +106,10 @@ def sample(
     guidance: Annotated[float | None, typer.Option(help="Pull towards the prompt; 1 is none.")] = None,
     negative: Annotated[str | None, typer.Option(metavar="TEXT", help="What samples should not be.")] = None,
     image: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A variation of this picture; a clip goes on from it, or from a clip.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="A variation of this picture, or of an embedding (.npy); a clip goes on from it, or from a clip."
+        ),
     ] = None,
     mask: Annotated[Path | None, typer.Option(metavar="FILE", help="With --image: draw anew only where this is white.")] = None,
     towards: Annotated[

@@ -53,7 +53,8 @@ class Request:
     n: int = 1
     seed: int = 0
     negative: str | None = None
-    image: Any = None  # a file, a PIL image or an array; of a clip the first frame, or a clip whose frames are the first ones
+    image: Any = None  # a file, a PIL image or an array; of a clip the first frame, or a clip whose frames are the first ones;
+    # an .npy file or a vector is the embedding of a picture
     mask: Any = None  # the same: white is drawn anew
     towards: Any = None  # another image: the samples of a prompt lie on the way to it, at equal distances, both ends included
     at: float | None = None  # with `towards`: all samples lie here, from 0 (image) to 1 (towards)

@@ -23,6 +23,7 @@ from tessera.recipes.precision import full_precision
 from tessera.sampling import clips
 from tessera.sampling.request import Request, make_request
 from tessera.sampling.stored import Stored, build_nets, open_stored
+from tessera.sampling.vectors import is_vector, read_vector
 
 CHUNK = 64  # pictures that go through a net at once
 
@@ -127,9 +128,9 @@ class Session:
                 seeds=torch.tensor([seed for _, seed in padded], device=self.device),
                 options=request.options,
                 negatives=None if request.negative is None else [request.negative] * size,
-                pictures=None if start is None else start[0].expand(size, -1, -1, -1),
+                pictures=None if start is None else start[0].expand(size, *start[0].shape[1:]),
                 redraw=None if start is None or start[1] is None else start[1].expand(size, -1, -1),
-                towards=None if towards is None else towards.expand(size, -1, -1, -1),
+                towards=None if towards is None else towards.expand(size, *towards.shape[1:]),
                 at=None if towards is None else torch.tensor([*at, *at[:1] * (size - len(at))], device=self.device),
                 mesh=mesh,
                 frames=None if known is None else known[0].expand(size, -1, -1, -1, -1),
@@ -205,10 +206,15 @@ class Session:
             raise UserError(str(error)) from None
 
     def start_of(self, request: Request) -> tuple[Tensor, Tensor | None] | None:
-        """The picture that drawing starts from, 1 c h w in [-1, 1], as large as the recipe asks, and where it is redrawn."""
+        """The picture that drawing starts from, 1 c h w in [-1, 1], as large as the recipe asks, and where it is redrawn; or
+        the embedding of one, 1 e."""
         if request.image is None or self.recipe.medium != "picture":
             return None
         draw: Any = self.draw
+        if is_vector(request.image):
+            if request.mask is not None or request.outpaint:
+                raise UserError("an embedding has no pixels that could stay; give the picture, or leave mask and outpaint out")
+            return self.vector_of(request.image), None
         size = draw.start_size(request.options)
         picture, redraw = self.prepare(request.image, size), None
         if request.mask is not None:
@@ -220,11 +226,17 @@ class Session:
         return self.pixels_of(picture), None if redraw is None else redraw.to(self.device)
 
     def towards_of(self, request: Request) -> Tensor | None:
-        """The picture at the other end, 1 c h w in [-1, 1], as large as the one that drawing starts from."""
+        """The picture at the other end, 1 c h w in [-1, 1], as large as the one that drawing starts from; or its embedding."""
         if request.towards is None:
             return None
         draw: Any = self.draw
+        if is_vector(request.towards):
+            return self.vector_of(request.towards)
         return self.pixels_of(self.prepare(request.towards, draw.start_size(request.options)))
+
+    def vector_of(self, given: Any) -> Tensor:
+        """An embedding, 1 e of length 1 on the device."""
+        return read_vector(given, getattr(self.draw, "embedding_width", None)).to(self.device)
 
     def pixels_of(self, picture: Pixels) -> Tensor:
         """h w c -> 1 c h w in [-1, 1] on the device."""

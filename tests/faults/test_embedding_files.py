@@ -87,6 +87,9 @@ def test_from_training_to_use(
     assert [picture.tobytes() for picture in again] == [picture.tobytes() for picture in drawn]
     with pytest.raises(UserError, match=rf"came from files \(embeddings\.kind={kind}\)"):
         tessera.load(run, device="cpu").sample("", image=drawn[0])
+    session = tessera.load(run, device="cpu")
+    (of_vector,) = session.sample("", image=np.eye(session.config.embedding_width)[0])
+    assert of_vector.size == (32, 32), "but an embedding of the user's is drawn"
     capsys.readouterr()
     quick = ["evaluate.fit_steps=2", "evaluate.resamples=2"]
     assert command("evaluate", run, "--n", 3, "--json", "--set", *quick) == 0

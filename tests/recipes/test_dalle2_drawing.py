@@ -231,10 +231,7 @@ def test_an_upsampler_sees_a_small_picture_as_it_is(session: Session, photo: Ima
     ("ask", "told"),
     [
         (lambda session, photo: session.sample("", options={"start": "upsampler1"}), "enlarges a picture; give one"),
-        (
-            lambda session, photo: session.sample("", options={"start": "upsampler2"}, image=photo),
-            "can start at prior, upsampler1",
-        ),
+        (lambda session, photo: session.sample("", options={"start": "upsampler2"}, image=photo), "can start at prior, up"),
         (
             lambda session, photo: session.sample("", options={"start": "upsampler1"}, image=photo, outpaint={"left": 0.5}),
             "leave mask and outpaint out",

@@ -77,6 +77,11 @@ class Painter:
             raise UserError(f"{found[last - 1]} enlarges what {missing[0]} draws, which is not trained yet; train it, too")
         return found[:last]
 
+    @property
+    def embedding_width(self) -> int:
+        """Of embeddings that may be given in the place of pictures."""
+        return self.config.channels_of_embeddings
+
     # --- drawing
 
     @torch.no_grad()
@@ -103,7 +108,7 @@ class Painter:
 
     def given(self, chunk: Chunk, options: Dalle2SampleConfig) -> Tensor:
         """The picture that an upsampler alone starts from."""
-        if chunk.pictures is None:
+        if chunk.pictures is None or chunk.pictures.ndim == 2:
             raise UserError(f"sample.start={options.start} enlarges a picture; give one: --image FILE, or image in a request")
         if chunk.redraw is not None:
             raise UserError(f"sample.start={options.start} enlarges a whole picture; leave mask and outpaint out")
@@ -119,10 +124,14 @@ class Painter:
         """b e: of the picture that is to be varied, or between it and another, or drawn of the prompt."""
         if chunk.pictures is None or chunk.redraw is not None:
             return self.imagine(chunk, options.prior)
-        found = self.sphere.pictures(chunk.pictures)
+        found = self.embedded(chunk.pictures)
         if chunk.towards is None or chunk.at is None:
             return found
-        return between(found, self.sphere.pictures(chunk.towards), chunk.at)
+        return between(found, self.embedded(chunk.towards), chunk.at)
+
+    def embedded(self, given: Tensor) -> Tensor:
+        """b e of pictures, or what is an embedding already."""
+        return given if given.ndim == 2 else self.sphere.pictures(given)
 
     def imagine(self, chunk: Chunk, options: PriorSampleConfig) -> Tensor:
         """b e of unit length, by the prior: the best of several."""

@@ -102,7 +102,8 @@ class Sphere:
         if not self.known:
             raise UserError(
                 f"a picture cannot be embedded: the embeddings of this model came from files (embeddings.kind="
-                f"{self.config.embeddings.kind}), without what made them; leave the image out, or give a mask with it"
+                f"{self.config.embeddings.kind}), without what made them; give its embedding (.npy), leave the image out, or "
+                "give a mask with it"
             )
         if not self.config.has_pair:
             return self.clip.pictures(images)
