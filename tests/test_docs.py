@@ -66,7 +66,7 @@ COMMANDS = {
     "docs/recipes/muse.md": ["data", "train", "train", "resume", "sample", "evaluate", "export", "train", *["sample"] * 7],
     "docs/recipes/dalle2.md": [
         *("data", "train", "train", "resume", "sample", "evaluate", "export", "train", "train", "export"),
-        *["sample"] * 6,
+        *["sample"] * 7,
     ],
     "docs/recipes/meshgpt.md": [*RECIPE, *["sample"] * 4],
     "docs/recipes/phenaki.md": [*RECIPE, "train", *["sample"] * 8, "train"],
@@ -89,6 +89,7 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, photo in zip(("cat", "dog"), sorted((tmp_path / "photos" / "train").glob("*.png")), strict=False):
         shutil.copy(photo, tmp_path / f"{name}.png")
     Image.new("L", (32, 32), 255).save(tmp_path / "mask.png")
+    np.save(tmp_path / "cat.npy", np.arange(32))  # as wide as the embeddings of preset tiny
     (tmp_path / "prompts.txt").write_text("a red circle\na blue square\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path / "photos"

@@ -111,7 +111,8 @@ def evaluate(
         say(f"LPIPS of {len(asked):,} reconstructions")
         report["lpips"] = lpips_report(rows, lpips, config, world)
     say("held-out loss, and the report")
-    report["loss"] = dict(subject.held_out_loss()) if subject.held_out_loss else {"skipped": "no stage measures a loss"}
+    loss = dict(subject.held_out_loss()) if subject.held_out_loss else {}
+    report["loss"] = loss or {"skipped": "no stage measures a loss of pictures that are held out"}
     report["health"] = health_of(report, subject.parts).as_dict()
     report["notes"] = notes
     return Evaluation(report, make_sheet(material, rows, copies), extractor)

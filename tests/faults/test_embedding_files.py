@@ -95,6 +95,7 @@ def test_from_training_to_use(
     assert command("evaluate", run, "--n", 3, "--json", "--set", *quick) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["n"] == 3
+    assert "skipped" in report["loss"], "nothing embeds what is held out"
 
 
 # --- what is wrong with files

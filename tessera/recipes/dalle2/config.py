@@ -96,7 +96,7 @@ class UpsamplerConfig(CascadeStageConfig):
     crop: int | None = Field(None, ge=16)
     """Train on parts of so many pixels a side; null: on whole pictures. It draws whole ones."""
     text: bool = False
-    """Tell it the caption, too. It hears the mean; with a `cross` of its model, also the words."""
+    """Tell it the caption, too: its mean everywhere, its words in the middle, and at the levels of its model's `cross`."""
 
 
 class PriorSampleConfig(SamplerConfig):
