@@ -58,13 +58,18 @@ def standardise(mesh: Mesh) -> tuple[Mesh, Cleaning]:
 
 def normalise(mesh: Mesh) -> Mesh:
     """Bounding box centred, its longest side from -0.95 to 0.95. Vertices of no face do not count."""
+    centre, sides = bounding_box(mesh)
+    longest, centred = float(sides.max()), mesh.vertices - centre
+    return Mesh(snap(centred / longest * (2 * REACH) if longest > 0 else centred), mesh.faces)
+
+
+def bounding_box(mesh: Mesh) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Centre and sides, x, y, z, of what its faces use."""
     if not len(mesh.faces):
         raise ValueError("a mesh without faces has no bounding box")
     used = mesh.vertices[np.unique(mesh.faces)]
     low, high = used.min(axis=0), used.max(axis=0)
-    longest = float((high - low).max())
-    centred = mesh.vertices - (low / 2 + high / 2)
-    return Mesh(snap(centred / longest * (2 * REACH) if longest > 0 else centred), mesh.faces)
+    return low / 2 + high / 2, high - low
 
 
 def snap(points: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

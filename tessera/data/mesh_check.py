@@ -26,6 +26,10 @@ class MeshFile:
     """Objects that were merged; 1: nothing was."""
     num_triangulated: int
     """Faces of more than three corners that were cut into triangles."""
+    centre: tuple[float, ...]
+    """Of its bounding box as it was read, x, y, z with z up; it is moved to 0."""
+    sides: tuple[float, ...]
+    """Of that box; the longest is scaled to 1.9."""
     num_welded: int
     num_unused: int
     num_degenerate: int
@@ -44,6 +48,8 @@ class MeshFile:
             path=path,
             num_objects=seen.objects,
             num_triangulated=seen.polygons,
+            centre=seen.centre,
+            sides=seen.sides,
             num_welded=done.num_welded,
             num_unused=done.num_unused,
             num_degenerate=done.num_degenerate,

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.config import MeshDataConfig
-from tessera.data.canonical import Cleaning, Corners, quantise
+from tessera.data.canonical import Cleaning, Corners, bounding_box, quantise
 from tessera.data.duplicates import connected, overlap, similar_sets
 from tessera.data.mesh_sources import MeshFolder, TooManyFaces, refusal, standard
 from tessera.media.meshes import Mesh, UnreadableMesh
@@ -32,6 +32,8 @@ class SeenMesh:
 
     objects: int  # merged into one
     polygons: int  # of more than three corners, triangulated
+    centre: tuple[float, ...]  # of its bounding box as it was read, x, y, z; it is moved to 0
+    sides: tuple[float, ...]  # of that box; the longest is scaled
     cleaning: Cleaning
     num_faces: int  # in bins: what training sees without augmentation
     digest: bytes  # of the canonical mesh in bins
@@ -105,4 +107,7 @@ def _look(source: MeshFolder, config: MeshDataConfig, index: int) -> SeenMesh | 
     except (UnreadableMesh, OSError, ValueError) as error:
         return RefusedMesh(refusal(error), isinstance(error, TooManyFaces))
     corners = quantise(mesh, config.bins)
-    return SeenMesh(reading.objects, reading.polygons, cleaning, len(corners), digest_of(corners), cells_of(mesh))
+    centre, sides = (tuple(map(float, part)) for part in bounding_box(reading.mesh))
+    return SeenMesh(
+        reading.objects, reading.polygons, centre, sides, cleaning, len(corners), digest_of(corners), cells_of(mesh)
+    )  # fmt: skip

@@ -148,7 +148,8 @@ def test_the_report(tmp_path: Path) -> None:
     assert (tent.path, tent.num_faces) == ("tent.glb", 60)
     assert (two.num_objects, two.num_triangulated, two.num_welded, two.num_unused) == (2, 1, 1, 1)
     assert (two.num_faces_read, two.num_degenerate, two.num_duplicate, two.num_faces) == (5, 1, 1, 3)
-    assert json.loads(json.dumps(report.to_json()))["files"][1]["num_welded"] == 1
+    assert (two.centre, two.sides) == ((0.5, 0.0, 0.5), (1.0, 0.0, 1.0)), "of what faces use, turned up"
+    assert json.loads(json.dumps(report.to_json()))["files"][1]["sides"] == [1.0, 0.0, 1.0]
     text = "\n".join(report.lines())
     assert "2 meshes, 2 captions, 3 rejects" in text
     assert "polygons triangulated 1, vertices welded 1, vertices unused 1, degenerate faces 1, duplicate faces 1" in text
