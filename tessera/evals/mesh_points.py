@@ -8,7 +8,7 @@ Distances have the unit of the meshes, squared for Chamfer: bring all sides to o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -50,12 +50,7 @@ class Closeness:
     """Of two clouds, both ways."""
 
     chamfer: float  # >= 0, lower is better
-    hausdorff: float  # the farthest of the nearest points; >= 0, lower is better
     normal_consistency: float  # in [0, 1], higher is better
-
-    def as_dict(self) -> dict[str, float]:
-        """Plain JSON."""
-        return asdict(self)
 
 
 def face_crosses(mesh: Mesh) -> Doubles:
@@ -120,14 +115,13 @@ def _shared_draws(num: int, seed: int) -> tuple[Doubles, npt.NDArray[np.int64], 
 
 
 def compare(a: Cloud, b: Cloud, *, device: torch.device | str = "cpu") -> Closeness:
-    """Chamfer as in `pairwise_chamfer`; Hausdorff; normal consistency: the mean of |cos| between the normals of a point and of
-    its nearest one on the other side (Mescheder et al. 2019). A flipped face changes none of them: `mesh_health` counts those."""
+    """Chamfer as in `pairwise_chamfer`; normal consistency: the mean of |cos| between the normals of a point and of its nearest
+    one on the other side (Mescheder et al. 2019). A flipped face changes neither: `mesh_health` counts those."""
     there, back = nearest_point(a.points, b.points, device=device), nearest_point(b.points, a.points, device=device)
     out, home = (np.square(x.points - y.points[i]).sum(1) for x, y, i in ((a, b, there), (b, a, back)))
     cosines = (np.abs((x.normals * y.normals[i]).sum(1)).mean() for x, y, i in ((a, b, there), (b, a, back)))
     return Closeness(
         chamfer=float(out.mean() + home.mean()),
-        hausdorff=float(np.sqrt(max(out.max(), home.max()))),
         normal_consistency=min(1.0, float(sum(cosines) / 2)),  # above 1 by rounding only
     )
 
