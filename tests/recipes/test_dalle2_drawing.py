@@ -346,22 +346,6 @@ def test_embeddings_of_files_cannot_be_made_of_a_picture(session: Session) -> No
         Sphere(config, {}, painter.prompts).pictures(torch.zeros(1, 3, 16, 16))
 
 
-def test_it_is_judged_with_the_decoder_and_the_prior_apart(run: Path) -> None:
-    evaluation, _ = evaluate_run(run, n=4, sets=["evaluate.fit_steps=2", "evaluate.resamples=2"], device="cpu")
-    assert set(evaluation.report["oracle"]["rows"]) == {"chance", "nearest", "real", "reconstruction", "samples"}
-    assert "the decoder loses" in evaluation.report["health"]["sentence"]
-    assert evaluation.report["loss"]["loss"] > 0
-
-
-def test_reconstructions_have_noise_of_their_own(run: Path) -> None:
-    session = load(run, device="cpu")
-    assert isinstance(session.draw, Painter)
-    pixels, captions = np.zeros((2, 16, 16, 3), np.uint8), ["a red circle"] * 2
-    first, second = session.draw.redrawn(pixels, captions, 5, session.config.sample)
-    assert not np.array_equal(first, second)
-    assert np.array_equal(session.draw.redrawn(pixels[:1], captions[:1], 6, session.config.sample)[0], second)
-
-
 def test_a_stage_trains_alone_and_takes_the_pair_of_another_run(run: Path, tmp_path: Path) -> None:
     data = str(run.parent / "data")
     config = pipeline.resolve("dalle2", preset="tiny", data=data, steps=2, sets=[*SETS, *RATES], stage="upsampler1")

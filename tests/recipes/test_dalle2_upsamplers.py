@@ -1,0 +1,57 @@
+"""Upsamplers: what they learn from, and which of them draw where some are not trained yet."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tessera.batches import PairBatch, TextStates
+from tessera.config import UserError
+from tessera.contracts import Chunk, Context
+from tessera.generators.diffusion.degrade import NoiseConfig
+from tessera.recipes.dalle2.config import UpsamplerConfig
+from tessera.recipes.dalle2.drawing import Painter
+from tessera.recipes.dalle2.nets import read_upsampler, upsampler_nets
+from tessera.sampling.session import Session
+from tests.recipes.test_dalle2_drawing import run, session, workshop
+
+__all__ = ["run", "session", "workshop"]
+
+
+def test_a_gap_between_trained_stages_is_told(session: Session) -> None:
+    assert session.config.upsampler1.resolution == 32
+    second = session.config.upsampler1.model_copy(update={"resolution": 48})
+    config = session.config.model_copy(update={"upsampler2": second})
+    trained = {name: nets for name, nets in session.nets.items() if name != "upsampler1"}
+    painter = Painter(config, {**trained, "upsampler2": upsampler_nets(config, second)}, torch.device("cpu"))
+    seeds = torch.arange(2)
+    with pytest.raises(UserError, match="upsampler2 enlarges what upsampler1 draws, which is not trained yet; train it, too"):
+        painter(Chunk(["a red circle"] * 2, seeds, config.sample))
+    alone = config.sample.model_copy(update={"start": "upsampler2"})
+    assert painter.start_size(alone) == (32, 32)
+    one, two = painter(Chunk([""] * 2, seeds, alone, pictures=torch.zeros(2, 3, 32, 32)))
+    assert one.size == two.size == (48, 48)
+
+
+def ramps(num: int, height: int, width: int) -> torch.Tensor:
+    """b 2 h w in [-1, 1]: each pixel tells its row and its column."""
+    rows, columns = torch.meshgrid(torch.linspace(-1, 1, height), torch.linspace(-1, 1, width), indexing="ij")
+    return torch.stack([rows, columns]).expand(num, -1, -1, -1)
+
+
+def test_target_and_condition_are_parts_of_one_place() -> None:
+    """Whatever the place, both tell the same one; noise that nobody would see."""
+    num, height, width, side = 64, 40, 48, 16
+    stage = UpsamplerConfig(resolution=height, crop=side, low=NoiseConfig(levels=(40.0, 40.0)))
+    everything, positions = torch.ones(num, dtype=torch.bool), torch.arange(num)
+    names = ("",) * num
+    batch = PairBatch(ramps(num, height, width), None, TextStates.none(num, 8), everything, positions, names, names)
+    example = read_upsampler(stage, (height // 2, width // 2), {}, batch, Context(3, 5, positions))
+    assert example.condition.low is not None
+    pixels = torch.tensor([(height - 1) / 2, (width - 1) / 2])[:, None, None]
+    target, low = ((part + 1) * pixels for part in (example.clean, example.condition.low))
+    assert target.shape == low.shape == (num, 2, side, side)
+    torch.testing.assert_close(low, target, rtol=0, atol=0.5)  # pixels; scaling bends ramps at borders, by 0.37
+    corners = target[:, :, 0, 0]
+    torch.testing.assert_close(target - corners[:, :, None, None], ((ramps(num, side, side) + 1) * (side - 1) / 2), msg="upright")
+    assert len({tuple(corner) for corner in corners.round().int().tolist()}) > num // 2, "each has its own place"
