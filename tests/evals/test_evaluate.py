@@ -127,6 +127,17 @@ def test_scores_and_likeness_stand_beside_real_pictures(material: Material, tmp_
     assert bare["skipped"] == "no reconstructions"
 
 
+def test_the_score_is_that_of_the_samples(material: Material) -> None:
+    """One grey picture for all captions: it says nothing of any class."""
+
+    def sample(captions: Sequence[str], seed: int) -> Pictures:
+        return np.full((len(captions), 32, 32, 3), 127, np.uint8)
+
+    found = evaluate(Subject(sample=sample), material, QUICK).report["is"]
+    assert found["rows"]["samples"]["value"] == found["value"] == pytest.approx(1, abs=1e-6)
+    assert found["rows"]["real"]["value"] > 1.0001
+
+
 def test_pictures_that_are_too_small_for_lpips(material: Material, tmp_path: Path) -> None:
     small = replace(
         material, held_out=Side(material.held_out.pictures[:4, ::2, ::2], material.held_out.captions[:4]), oracle=None

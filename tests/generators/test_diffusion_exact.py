@@ -19,6 +19,7 @@ from tessera.randomness import normal
 from tests.generators.diffusion_toys import COVARIANCE, MEAN, gaussian, process, sampler_of
 
 FAMILIES = ["flow", "v", "edm"]
+PREDICTED = [*FAMILIES, "noise", "clean"]  # of the family of v: where the network is asked
 Array = npt.NDArray[np.float64]
 
 
@@ -38,7 +39,7 @@ def error_of(name: str, sampler: str, steps: int, grid: str) -> float:
     return float((ours((3,), Condition(), seeds) - path_end(made, start, ours.levels[0])).abs().max())
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", PREDICTED)
 @pytest.mark.parametrize(("sampler", "order", "bound"), [("euler", 1, 0.025), ("heun", 2, 1e-3), ("dpm", 2, 1e-3)])
 def test_paths_are_those_of_the_equation(name: str, sampler: str, order: int, bound: float) -> None:
     """And more steps have less error, by their order."""
@@ -48,7 +49,7 @@ def test_paths_are_those_of_the_equation(name: str, sampler: str, order: int, bo
     assert fine < coarse * (0.3 if order == 1 else 0.25)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", PREDICTED)
 @pytest.mark.parametrize("sampler", ["ancestral", "ddim", "dpm"])
 def test_samples_have_mean_and_covariance(name: str, sampler: str) -> None:
     made, num = process(name), 6000
@@ -123,7 +124,7 @@ def test_what_is_known_is_noised_as_what_is_drawn(name: str) -> None:
         assert float(state.base.std()) == pytest.approx(sigma, rel=4 / math.sqrt(6 * num), abs=1e-6)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", PREDICTED)
 def test_samples_have_the_moments_of_their_table(name: str) -> None:
     made, num = process(name), 6000
     for known in (None, 1.2):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 import torch
 
 from tessera import pipeline
-from tessera.batches import num_latent
+from tessera.batches import TokenBatch, num_latent
 from tessera.config import UserError, build, difference, dump_yaml, read_yaml
 from tessera.contracts import Chunk, Scene
+from tessera.generators.autoregressive import grid_losses
 from tessera.recipes import RECIPES
 from tessera.recipes.clips.config import AutoregressiveClipsConfig, MaskedClipsConfig
 from tessera.recipes.clips.drawing import Animator
@@ -124,6 +126,33 @@ def test_sketches_on_every_tokenizer(tokenizer: str) -> None:
     assert not torch.equal(start, draw())
     assert torch.equal(draw(sketch=ids, sketch_length=0), draw())
     assert torch.equal(start, draw(sketch=ids[:, :1], sketch_length=1))
+
+
+def test_sketches_of_files_are_learned_from_and_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is the clip itself, so it has the clip's tokens; every fourth clip has none."""
+    write_bars(tmp_path / "data")
+    for index in range(16):
+        if index % 4:
+            shutil.copy(tmp_path / "data" / f"{index}.gif", tmp_path / "data" / f"{index}.sketch.gif")
+    learned: list[TokenBatch] = []
+    real = grid_losses.sketch_of
+    monkeypatch.setattr(grid_losses, "sketch_of", lambda nets, batch, bare: (learned.append(batch), real(nets, batch, bare))[1])
+    more = {"data.sketch": "files", "base.model": "{width: 16, depth: 1, heads: 2, inner_width: 16, sketch_window: 3}"}
+    sets = [f"{key}={value}" for key, value in (CLIPS | more).items()]
+    config = pipeline.resolve("nuwa", preset="tiny", data=str(tmp_path / "data"), steps=3, sets=sets)
+    session = load(pipeline.train(config, run=tmp_path / "run"), device="cpu")
+    assert len(learned) >= 3
+    for batch in learned:
+        assert batch.sketch is not None
+        assert batch.sketch_lengths is not None
+        assert batch.lengths is not None
+        drawn = torch.tensor([int(key) % 4 > 0 for key in batch.keys])
+        assert torch.equal(batch.sketch_lengths, torch.where(drawn, batch.lengths, 0))
+        assert torch.equal(batch.sketch[drawn], batch.ids[drawn])
+    plain, one, other = (session.sample("left", sketch=sketch)[0].frames for sketch in (None, bar(3, 9, 1), bar(9, 9, -1)))
+    assert plain.shape == (9, 16, 16, 3)
+    assert not np.array_equal(plain, one)
+    assert not np.array_equal(one, other)
 
 
 def test_frames_that_are_seen_whole_have_no_wavefront() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 
 from tessera.config import UserError
 from tessera.tokenizers.pair.clip import FrozenClip, load_clip
@@ -60,6 +61,15 @@ def test_the_fingerprint_names_weights_and_pixels(clip: FrozenClip, clip_folder:
     other = load_clip(folder, CPU)
     assert other.fingerprint != clip.fingerprint
     assert other.mean.tolist() == [[[0.0]], [[0.0]], [[0.0]]]
+
+
+def test_weights_that_are_missing_are_never_made_up(clip_folder: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(clip_folder, tmp_path / "clip"))
+    weights = load_file(folder / "model.safetensors")
+    del weights["visual_projection.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"clip lacks 1 weights of the model \(visual_projection\.weight\); expected a whole one"):
+        load_clip(folder, CPU)
 
 
 def test_what_is_no_clip_model(t5_folder: Path, clip_folder: Path, tmp_path: Path) -> None:
