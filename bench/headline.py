@@ -67,6 +67,7 @@ QUICKLY = {
     "evaluate": "evaluate RUN --n 8",
     "data": "data prepare RUN --stage base",
     "bench/cascade.py": "bench/cascade.py RUN --n 4 --samplers dpm --steps 2",
+    "bench/draw.py": "bench/draw.py RUN --n 2",
 }
 """With --quick, by their first word."""
 JUDGED = "evaluate RUN --n 512 --set sample.chunk=64"
@@ -77,7 +78,7 @@ def combined(recipe: str, tokenizer: str) -> Headline:
     """One of four: either generator on either tokenizer of digits, all for the same time."""
     sets = f"base.needs.tokenizer=OUT/{tokenizer}/run/tokenizer base.steps=1500 base.optim.warmup_steps=200 {CLIPS}"
     began = "phenaki/base" if tokenizer == "phenaki" else "cvivit"
-    return Headline(recipe, DIGITS, sets, (JUDGED,), after=began, seconds=150.0, quick="base.steps=2")
+    return Headline(recipe, DIGITS, sets, (JUDGED, "bench/draw.py RUN"), after=began, seconds=150.0, quick="base.steps=2")
 
 
 def processed(kind: str) -> Headline:

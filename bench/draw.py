@@ -1,0 +1,62 @@
+"""How fast does a trained model draw? So many held-out captions at once, from text to pixels; the first time is spent on
+recording, the second is timed.
+
+    python bench/draw.py RUN [--n 64] [--checkpoint best] [--compile]
+
+Prints a JSON row: samples and, where a tokenizer reads what is drawn, tokens a second. For runs of pictures and clips.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any
+
+import tessera
+from tessera.bench.timing import device_facts, settle
+from tessera.evals.clip_material import load_clips
+from tessera.evals.material import load_material
+from tessera.sampling.session import Session
+
+
+def main() -> None:
+    """Two times, the second counts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run")
+    parser.add_argument("--n", type=int, default=64, help="captions, all in one chunk")
+    parser.add_argument("--checkpoint", help="latest, best or step-N")
+    parser.add_argument("--compile", action="store_true", help="as sample.compile")
+    asked = parser.parse_args()
+    session = tessera.load(asked.run, checkpoint=asked.checkpoint)
+    print(json.dumps({"run": asked.run, **timed(session, asked.n, asked.compile), **device_facts()}))
+
+
+def timed(session: Session, num: int, compiled: bool) -> dict[str, Any]:
+    """Of one chunk."""
+    options = {"chunk": num, **({"compile": True} if compiled else {})}
+    prompts = held_out(session, num)
+    seconds = []
+    for _ in range(2):
+        settle()
+        start = time.perf_counter()
+        made = session.sample(prompts, seed=0, options=options)
+        settle()
+        seconds.append(time.perf_counter() - start)
+    row = {"n": len(prompts), "s": round(seconds[1], 4), "samples_per_s": round(len(prompts) / seconds[1], 2)}
+    if "tokenizer" in session.nets:
+        tokens = session.encode(made[0]).numel()
+        row |= {"tokens": tokens, "tokens_per_s": round(tokens * len(prompts) / seconds[1], 1)}
+    return row | {"first_s": round(seconds[0], 2)}
+
+
+def held_out(session: Session, num: int) -> list[str]:
+    """Captions that training has not seen, over and over where they are few."""
+    read: Any = load_clips if session.recipe.medium == "clip" else load_material
+    found = read(session.config.data.at(session.resolution), most_train=1, most_held_out=num, seed=0).held_out.captions
+    captions = [caption or "" for caption in found]
+    return [captions[index % len(captions)] for index in range(num)]
+
+
+if __name__ == "__main__":
+    main()
