@@ -28,10 +28,13 @@ from tessera.generators.diffusion.sample import DiffusionSampleConfig, Diffusion
 from tessera.generators.diffusion.stage import DiffusionStageConfig, build_stage
 from tessera.generators.diffusion.unet import UNetConfig
 from tessera.generators.diffusion.weights import SigmoidWeightConfig
-from tessera.recipes.precision import full_precision
 from tests.generators.denoiser_toys import stirred
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.usefixtures("exact_products"),
+]
 DEVICE = torch.device("cuda")
 
 
@@ -99,16 +102,6 @@ STAGES: dict[str, dict[str, Any]] = {
     "edm": {"process": EdmConfig(), "loss": DiffusionLossConfig(weight=SigmoidWeightConfig())},
     "ddpm": {"process": DdpmConfig(learned_variance=True)},
 }
-
-
-@pytest.fixture(autouse=True)
-def exact_products() -> Iterator[None]:
-    """No TF32, whatever other tests have set."""
-    setting = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    with full_precision(DEVICE):
-        yield
-    torch.set_float32_matmul_precision(setting)
 
 
 @contextmanager
