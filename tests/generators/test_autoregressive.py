@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from tessera.generators.autoregressive.losses import AutoregressiveLossConfig, A
 from tessera.generators.autoregressive.model import LENGTHS, Autoregressive, AutoregressiveConfig, length_class
 from tessera.generators.autoregressive.sample import AutoregressiveSampleConfig, Known, Sampler, Writer
 from tessera.generators.autoregressive.stage import AutoregressiveStageConfig, build_nets, build_stage
+from tessera.randomness import mix_tensors, uniform
 from tessera.tokenizers.mesh.coordinates import Coordinates, FaceOrder
 
 BINS, TEXT = 16, 12
@@ -29,8 +32,8 @@ def generator(group: tuple[int, ...] = (3, 3), seed: int = 0) -> Autoregressive:
     return net.eval()
 
 
-def words(num: int, length: int = 4) -> TextStates:
-    states = torch.randn(num, length, TEXT, generator=torch.Generator().manual_seed(7))
+def words(num: int, length: int = 4, seed: int = 7) -> TextStates:
+    states = torch.randn(num, length, TEXT, generator=torch.Generator().manual_seed(seed))
     return TextStates(states, torch.ones(num, length, dtype=torch.bool), states.mean(1))
 
 
@@ -130,6 +133,108 @@ def test_sampling_with_kept_keys_is_sampling_from_the_whole_network() -> None:
             ids = torch.cat([ids, face], dim=1)
         assert lengths[row] == ids.shape[1]
         assert torch.equal(found[row, : ids.shape[1]], ids[0])
+
+
+def by_hand(logits: Tensor, number: float, temperature: float, top_k: int, top_p: float) -> int:
+    """Of the tokens that are left, the one in whose share of the line from 0 to 1 the number lies."""
+    order = np.argsort(-logits.double().numpy(), kind="stable")
+    best = order[: top_k or None]
+    probs = np.exp((logits.double().numpy()[best] - logits.max().item()) / temperature)
+    probs /= probs.sum()
+    count = int(np.searchsorted(np.cumsum(probs), top_p)) + 1 if top_p < 1 else len(best)
+    left = sorted(zip(best[:count].tolist(), probs[:count], strict=True))
+    shares = np.cumsum([share for _, share in left])
+    return left[int(np.searchsorted(shares, number * shares[-1], side="right"))][0]
+
+
+@pytest.mark.parametrize(
+    ("options", "negated"),
+    [
+        ({}, False), ({"guidance": 2.5}, False), ({"guidance": 2.5}, True), ({"guidance": 0.0}, True),
+        ({"temperature": 0.3}, False), ({"temperature": 3.0}, False), ({"top_k": 2}, False), ({"top_p": 0.5}, False),
+        ({"guidance": 2.5, "temperature": 1.4, "top_k": 5, "top_p": 0.9}, True),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_every_token_is_chosen_as_asked(options: dict[str, Any], negated: bool) -> None:
+    """Groups as they were drawn once more through the whole network, with each text: what should have come next, by hand."""
+    net, text, other, seeds = generator(), words(3), words(3, seed=8), torch.tensor([5, 6, 7])
+    config = AutoregressiveSampleConfig(**{"guidance": 1.0} | options)
+    writer, asked = Writer(net, config, Coordinates(BINS).constraint), torch.tensor([0, 4, 9])
+    found, ends = Sampler(writer)(text, seeds, 6, negative=other if negated else None, lengths=asked)
+    nothing = text.without(torch.ones(3, dtype=torch.bool))
+    with torch.no_grad():
+        yes, no = (net(found, some, length_class(asked)) for some in (text, other if negated else nothing))
+    logits = config.guidance * yes + (1 - config.guidance) * no
+    order, checked = FaceOrder(BINS), 0
+    for row, length in enumerate(ends.tolist()):
+        state, allowed = order.init(1, torch.device("cpu"))
+        for face in range(min(length + 1, 6)):
+            index = torch.tensor([face])
+            numbers = uniform(sampling.CHOICE, mix_tensors(seeds[row : row + 1], index), 9)[0].tolist()
+            for place in range(9):
+                possible = logits[row, face, place].masked_fill(~allowed[0], -math.inf)
+                token = by_hand(possible, numbers[place], config.temperature, config.top_k, config.top_p)
+                assert token == (BINS if face == length else found[row, face, place]), (row, face, place)
+                if face == length:
+                    break
+                state, allowed = order.step(state, torch.tensor([token]))
+                checked += 1
+    assert checked > 30
+
+
+@pytest.mark.parametrize("part", ["pooled", "states"])
+def test_the_first_guess_hears_the_text_both_ways(part: str) -> None:
+    net, text = generator(), words(2)
+    heard = getattr(text, part).detach().clone().requires_grad_()
+    logits = net(torch.zeros(2, 0, 9, dtype=torch.long), replace(text, **{part: heard}), anything(2))
+    (grad,) = torch.autograd.grad(logits[:, 0, 0].square().sum(), heard)
+    assert grad.flatten(1).abs().amax(1).min() > 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class EndAt:
+    """Each row ends after so many groups of one token."""
+
+    groups: Tensor
+
+    def init(self, num: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        return self.groups, self.allowed(self.groups)
+
+    def step(self, state: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        return state - 1, self.allowed(state - 1)
+
+    def allowed(self, left: Tensor) -> Tensor:
+        return (left == 0)[:, None] == (torch.arange(BINS + 1) == BINS)
+
+
+@pytest.mark.parametrize(
+    ("alive", "wanted"),
+    [([24, 16, 8], [24, 16, 8]), ([24, 17, 15, 9, 8, 3, 1], [24, 24, 16, 16, 8, 4, 1]), ([16, 9, 8, 5], [16, 16, 8, 8])],
+    ids=str,
+)
+@pytest.mark.parametrize("guidance", [1.0, 2.0])
+def test_rows_that_have_ended_leave_the_batch(
+    alive: list[int], wanted: list[int], guidance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`alive` rows in one look after another; passes have the next power of two that holds them."""
+    monkeypatch.setattr(sampling, "LOOK_EVERY", 2)
+    net, size, sizes = generator(()), alive[0], list[int]()
+    step = net.step
+
+    def spied(x: Tensor, *rest: Any) -> Tensor:
+        sizes.append(len(x))
+        return step(x, *rest)
+
+    monkeypatch.setattr(net, "step", spied)
+    ends = torch.tensor([2 * sum(count > row for count in alive) - 1 for row in range(size)]).roll(5)
+    config = AutoregressiveSampleConfig(guidance=guidance)
+    found, lengths = Sampler(Writer(net, config, EndAt(ends)))(words(size), torch.arange(size), 50)
+    assert torch.equal(lengths, ends)
+    branches = 2 if guidance != 1 else 1
+    assert sizes[1:] == [branches * count for count in wanted for _ in range(2)]  # the first pass is the prefix
+    stay, _ = Sampler(Writer(net, config.model_copy(update={"leave": False}), EndAt(ends)))(words(size), torch.arange(size), 50)
+    assert torch.equal(found, stay)
 
 
 @pytest.mark.parametrize("guidance", [1.0, 3.0])

@@ -2,8 +2,8 @@
 text and known groups.
 
 Keys and values of groups that are written lie in a buffer of fixed size, which doubles when it is full; rows that have ended
-leave the batch, which halves. Between such changes shapes are the same from group to group: one group is recorded once for each
-size and replayed on a GPU.
+leave the batch, which shrinks to the next power of two. Between such changes shapes are the same from group to group: one group
+is recorded once for each size and replayed on a GPU.
 """
 
 from __future__ import annotations
@@ -245,7 +245,8 @@ class Sampler:
         return Stepper(self.writer, recording.setup, recording.state, recording)
 
     def changed(self, setup: Setup, state: State, rows: Tensor, count: int) -> tuple[Tensor, Setup, State]:
-        """With a buffer that has room for the next groups, and without rows that have ended where half of the batch can go."""
+        """With a buffer that has room for the next groups, and without rows that have ended where a smaller power of two holds
+        the others: so there are few sizes to record."""
         if count + LOOK_EVERY + PREFIX > setup.kept.shape[4]:
             more = setup.kept.shape[4]
             setup = replace(
@@ -258,7 +259,7 @@ class Sampler:
             return rows, setup, state
         alive = (~state.ended[: len(rows)]).nonzero()[:, 0]
         smaller = 1 << (max(1, len(alive)) - 1).bit_length()
-        if smaller > size // 2:
+        if smaller >= size:
             return rows, setup, state
         kept = torch.cat([alive, alive[:1].expand(smaller - len(alive))])
         both = torch.cat([kept, kept + size]) if self.writer.guided else kept
