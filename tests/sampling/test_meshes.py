@@ -177,6 +177,26 @@ def test_more_than_the_first_buffer_holds(runs: dict[str, Path]) -> None:
     assert all(torch.equal(a[:count], b[:count]) for a, b, count in zip(ids, others, faces.tolist(), strict=True))
 
 
+CHANGES = [{"options": {name: value}} for name, value in (
+    ("temperature", 0.0), ("temperature", 2.0), ("top_k", 1), ("top_p", 0.1), ("guidance", 1.0), ("guidance", 9.0), ("faces", 3),
+)]  # fmt: skip
+
+
+@pytest.mark.parametrize("asked", [*CHANGES, {"negative": "a bed"}], ids=str)
+def test_all_that_is_asked_is_heard(exact: Session, asked: dict[str, Any]) -> None:
+    assert not same(exact.sample("a chair", 4, **asked), exact.sample("a chair", 4))
+
+
+def test_faces_that_are_asked_for_reach_the_net(exact: Session) -> None:
+    seen: list[list[int]] = []
+    generator: Any = exact.nets["base"]["generator"]
+    hook = generator.lengths.register_forward_pre_hook(lambda net, given: seen.append(given[0].tolist()))
+    for faces in (0, 8, 32):
+        exact.sample("a chair", options={"faces": faces, "max_faces": 1, "guidance": 1.0})
+    hook.remove()
+    assert seen == [[64] * 4, [12] * 4, [20] * 4], "quarters of an octave; the last one stands for any"
+
+
 # ---- a part
 
 

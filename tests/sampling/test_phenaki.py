@@ -16,6 +16,7 @@ from PIL import Image
 from tessera import pipeline
 from tessera.config import UserError
 from tessera.contracts import Chunk, Scene
+from tessera.generators.masked.sample import MaskedSampleConfig
 from tessera.media.clip_files import encode_gif
 from tessera.media.clips import Clip, read_clip
 from tessera.recipes import RECIPES
@@ -23,6 +24,7 @@ from tessera.recipes.clips.drawing import Animator
 from tessera.sampling.package import export_run
 from tessera.sampling.session import Session, load
 from tests.cli.conftest import tessera
+from tests.generators.masked_toys import stirred
 from tests.sampling.bars import CLIPS, bar, same, write_bars
 
 __all__ = ["tessera"]
@@ -230,3 +232,104 @@ def test_several_codes_a_place(run: Path, tmp_path: Path) -> None:
     (clip,) = model.sample("left", image=bar(3, 3, 1), frames=20)
     assert clip.frames.shape == (20, 16, 16, 3)
     assert np.array_equal(clip.frames[:3], bar(3, 3, 1))
+
+
+# ---- what is asked reaches the generator
+
+
+@pytest.fixture(scope="module")
+def loud(run: Path) -> Session:
+    """With weights that every input changes: after three steps of training tokens hardly know of each other."""
+    session = load(run, device="cpu")
+    torch.manual_seed(0)
+    generator: Any = stirred(session.nets["base"]["generator"])
+    for weight in (generator.condition.weight, generator.places[0]):
+        torch.nn.init.normal_(weight, std=0.2)
+    torch.nn.init.normal_(generator.head.weight, std=0.5)
+    return session
+
+
+def tokens(session: Session, **asked: Any) -> torch.Tensor:
+    """t h w: what is decoded; pixels of a latent depend on those before it, tokens only where the generator says so."""
+    found, decode = [], session.tokenizer.decode_more  # type: ignore[attr-defined]
+
+    def decode_more(ids: torch.Tensor, memory: Any = None) -> Any:
+        found.append(ids[0])
+        return decode(ids, memory)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session.tokenizer, "decode_more", decode_more)
+        session.sample(**{"seed": 3} | asked)
+    return torch.cat(found)
+
+
+def story(loud: Session, first: str, second: str, overlap: int | None = None) -> torch.Tensor:
+    """5 latents and 4 more, in windows of 2 known and 2 new ones."""
+    return tokens(loud, scenes=[Scene(first, 9), Scene(second, 8, overlap)])
+
+
+def differ(first: torch.Tensor, second: torch.Tensor) -> list[bool]:
+    """Which latents."""
+    return (first != second).flatten(1).any(1).tolist()
+
+
+def test_a_window_goes_on_from_the_tokens_before_it(loud: Session) -> None:
+    assert any(differ(story(loud, "left", "up"), story(loud, "right", "up"))[5:7]), "of the same text and noise"
+    assert not any(differ(story(loud, "left", "up", 0), story(loud, "right", "up", 0))[5:]), "behind a cut"
+    twice = story(loud, "left", "left", 0)
+    assert any(differ(twice[:5], twice[5:])), "windows have noise of their own"
+
+
+def test_a_window_has_no_more_latents_than_are_asked(loud: Session) -> None:
+    seen: list[torch.Tensor | None] = []
+    generator: Any = loud.nets["base"]["generator"]
+    hook = generator.register_forward_pre_hook(lambda net, given, named: seen.append(named["frames"]), with_kwargs=True)
+    tokens(loud, prompts="left", frames=5, options={"steps": 1})
+    tokens(loud, prompts="left", frames=11, options={"steps": 1})
+    hook.remove()
+    assert [None if frames is None else frames[0].tolist() for frames in seen] == [
+        [True, True, True, False, False], None, [False, True, True, True, False],
+    ]  # fmt: skip
+
+
+def test_another_second_caption_changes_the_second_scene_alone(loud: Session) -> None:
+    changed = differ(story(loud, "left", "right"), story(loud, "left", "left"))
+    assert not any(changed[:5])
+    assert any(changed[5:7])
+    assert torch.equal(story(loud, "left", "left"), tokens(loud, prompts="left", frames=17)), "the same is no change"
+
+
+def test_given_frames_are_known_to_the_generator(loud: Session) -> None:
+    for name, first, second, known in (
+        ("image", bar(3, 3, 1), bar(9, 3, 1), [0, 1]),
+        ("keyframes", {8: bar(3, 1, 1)[0]}, {8: bar(9, 1, 1)[0]}, [4]),
+        ("keyframes", {0: bar(3, 1, 1)[0], 12: bar(3, 1, 1)[0]}, {0: bar(3, 1, 1)[0], 12: bar(9, 1, 1)[0]}, [0, 6]),
+    ):
+        one, other = (tokens(loud, prompts="left", frames=13, **{name: given}) for given in (first, second))
+        changed = differ(one, other)
+        drawn = [place for place in range(7) if place not in known]
+        assert changed[known[-1]]
+        assert any(changed[place] for place in drawn), (name, changed)
+        plain = tokens(loud, prompts="left", frames=13)
+        assert any(differ(one, plain)[place] for place in drawn)
+    image = tokens(loud, prompts="left", frames=13, image=bar(3, 3, 1))
+    assert torch.equal(image[:2], loud.encode(bar(3, 3, 1))[0])
+
+
+def test_every_option_of_a_request_is_heard(loud: Session) -> None:
+    sure = {"order": "confidence"}
+    changes: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "steps": ({}, {"steps": 3}), "guidance": ({}, {"guidance": 9.0}), "guidance_ramp": ({}, {"guidance_ramp": False}),
+        "temperature": ({}, {"temperature": 0.1}), "top_p": ({}, {"top_p": 0.1}), "min_share": ({}, {"min_share": 0.9}),
+        "order": ({}, sure), "noise": (sure, sure | {"noise": 0.0}), "remask": ({}, {"remask": 0.9}),
+    }  # fmt: skip
+    assert set(changes) == set(MaskedSampleConfig.model_fields)
+    for name, (before, after) in changes.items():
+        one, other = (tokens(loud, prompts="left", options={"steps": 4} | options) for options in (before, after))
+        assert any(differ(one, other)), name
+
+
+def test_a_negative_prompt_is_heard(loud: Session) -> None:
+    plain, *others = (tokens(loud, prompts="left", **asked) for asked in ({}, {"negative": "right"}, {"negative": "up"}))
+    assert any(differ(plain, others[0]))
+    assert any(differ(*others))
