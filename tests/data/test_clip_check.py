@@ -16,12 +16,14 @@ from tessera.config import UserError
 from tessera.data.check import check_folder, main_kind
 from tessera.data.clip_check import ClipReport, length_histogram
 from tessera.data.folders import list_folder
+from tessera.media.clip_files import encode_mp4
+from tessera.media.clips import Clip
 from tests.data.clip_makers import noise, save_apng, save_frames, save_gif
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Seven usable samples, two rejects."""
+    """Eight usable samples, two rejects."""
     path = tmp_path_factory.mktemp("mixed")
     save_gif(path / "a.gif", noise(0, 5), pause_ms=100)
     save_gif(path / "b.gif", noise(1, 20), pause_ms=40)
@@ -30,6 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_apng(path / "still.png", noise(3, 1))
     save_frames(path / "walk", noise(4, 6))
     np.save(path / "array.npy", noise(5, 3))
+    (path / "film.mp4").write_bytes(encode_mp4(Clip(noise(6, 12, 24, 32), 24.0)))
     (path / "broken.gif").write_bytes(b"GIF89a")
     (path / "empty.webp").write_bytes(b"")
     for name in ("a", "b", "walk"):
@@ -46,32 +49,39 @@ def report_of(path: Path, **options: Any) -> ClipReport:
 def test_the_numbers_of_a_report(folder: Path) -> None:
     ticks: list[tuple[int, int]] = []
     report = report_of(folder, sets=["data.frames=8"], progress=lambda done, total: ticks.append((done, total)))
-    assert ticks == [(done, 9) for done in range(1, 10)]
-    assert (report.kind, report.layout, report.num_samples, report.num_stills) == ("clips", "folder", 7, 1)
+    assert ticks == [(done, 10) for done in range(1, 11)]
+    assert (report.kind, report.layout, report.num_samples, report.num_stills) == ("clips", "folder", 8, 1)
     assert (report.num_captioned, report.num_captions, report.num_rejected) == (3, 5, 2)
     assert {reject.path for reject in report.rejects} == {"broken.gif", "empty.webp"}
     by_path = {file.path: file for file in report.files}
     assert {path: file.num_frames for path, file in by_path.items()} == {
-        "a.gif": 5, "array.npy": 3, "b.gif": 20, "b2.gif": 20, "c.png": 9, "still.png": 1, "walk": 6,
+        "a.gif": 5, "array.npy": 3, "b.gif": 20, "b2.gif": 20, "c.png": 9, "film.mp4": 12, "still.png": 1, "walk": 6,
     }  # fmt: skip
     assert (report.shortest, report.fewest_frames) == ("array.npy", 3)
     assert (report.longest, report.most_frames, report.most_seconds) == ("b2.gif", 20, 0.8)
     assert report.num_short == 3
     assert (report.frames, report.num_alpha, report.num_naming_sides) == (8, 1, 1)
     assert by_path["b.gif"].fps == 25.0
-    assert report.formats == {"GIF": 3, "PNG": 2, "NPY": 1, "folder": 1}
+    assert report.formats == {"GIF": 3, "PNG": 2, "mp4": 1, "NPY": 1, "folder": 1}
+    assert report.codecs == {"GIF": 3, "PNG": 3, "NPY": 1, "h264": 1}
+    assert report.sizes == {"16x16": 6, "32x24": 2}
+    assert report.fps == {"10": 3, "25": 2, "20": 1, "24": 1}
+    assert report.lengths == {"2-4": 1, "5-8": 2, "9-16": 2, "17-32": 2}
+    assert (report.median_frames, report.least_seconds) == (9, 0.3)
+    film = by_path["film.mp4"]
+    assert (film.format, film.codec, film.width, film.height, film.fps, film.seconds) == ("mp4", "h264", 32, 24, 24.0, 0.5)
     assert (report.num_exact_duplicates, report.duplicates) == (1, (("b.gif", "b2.gif"),))
     assert json.loads(json.dumps(report.to_json()))["files"][0]["path"] == "a.gif"
 
 
 def test_fewer_frames_are_short_by_rate(folder: Path) -> None:
-    assert report_of(folder, sets=["data.frames=8", "data.stride=2"]).num_short == 4  # 9 frames are 5
-    assert report_of(folder, sets=["data.frames=8", "data.fps=5"]).num_short == 6
+    assert report_of(folder, sets=["data.frames=8", "data.stride=2"]).num_short == 5  # 9 frames are 5, 12 are 6
+    assert report_of(folder, sets=["data.frames=8", "data.fps=5"]).num_short == 7
 
 
 def test_lines_for_people(folder: Path) -> None:
     text = "\n".join(report_of(folder).lines())
-    assert "7 clips, 3 captions, 2 rejects" in text
+    assert "8 clips, 3 captions, 2 rejects" in text
     assert "most 20 (b2.gif)" in text
     assert "captions of 1 clips say left or right" in text
     assert "where a clip has several, each epoch draws one" in text
