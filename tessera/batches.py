@@ -256,7 +256,7 @@ class SequenceBatch:
 class MeshBatch:
     """Quantised meshes, padded to one number of faces, with their captions."""
 
-    corners: Tensor  # b f 3 3 int16 on the host, int64 on the device: faces x corners x bins of (z, y, x); 0 behind a mesh's end
+    corners: Tensor  # b f c 3 int16 on the host, int64 on the device: faces x corners x bins of (z, y, x); 0 behind a mesh's end
     num_faces: Tensor  # b int64
     text: Text | TextStates  # for an encoder that the stage trains, or from a frozen one
     valid: Tensor  # b bool: False where a sample only fills up the last batch of a validation pass, or could not be read

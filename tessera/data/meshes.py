@@ -17,6 +17,7 @@ from tessera.data.draws import drawn_caption
 from tessera.data.loader import Feed, SampleLoader, Samples
 from tessera.data.mesh_cache import MeshCache
 from tessera.data.order import Indices, Windows
+from tessera.data.quads import join_quads
 from tessera.data.sources import Source, captions_of, split_indices
 from tessera.media.meshes import Mesh
 from tessera.randomness import fraction, mix, permute
@@ -37,25 +38,29 @@ class MeshItem:
 class CachedMeshes(Samples[MeshItem]):
     """Samples from the cache."""
 
-    def __init__(self, source: Source, config: MeshDataConfig, indices: Indices, seed: int, cache: MeshCache) -> None:
+    def __init__(
+        self, source: Source, config: MeshDataConfig, indices: Indices, seed: int, cache: MeshCache, quads: bool = False
+    ) -> None:
         super().__init__(source, indices, seed)
-        self.config, self.cache = config, cache
+        self.config, self.cache, self.quads = config, cache, quads
 
     def item(self, index: int, position: int, draw: int | None) -> MeshItem:
         """Varied, then quantised; as it is where nothing is drawn."""
         caption = drawn_caption(captions_of(self.source, index), draw)
         corners = drawn_corners(self.cache.mesh(index), self.config, draw)
+        corners = join_quads(corners) if self.quads else corners
         return MeshItem(self.source.key(index), caption, position, corners)
 
 
 class MeshLoader(SampleLoader[MeshItem, MeshBatch]):
-    """Batches of meshes of about one length. What could not be used when the cache was made is left out."""
+    """Batches of meshes of about one length, of triangles or of quads. What could not be used when the cache was made is left
+    out."""
 
-    def __init__(self, feed: Feed, cache: MeshCache, read_text: ReadText) -> None:
+    def __init__(self, feed: Feed, cache: MeshCache, read_text: ReadText, *, quads: bool = False) -> None:
         config: MeshDataConfig = feed.config
         refuse_unread(feed.source, config, cache)
         train, held_out = (side[cache.num_faces[side] > 0] for side in split_indices(feed.source, config.validation_fraction))
-        samples = CachedMeshes(feed.source, config, train, feed.seed, cache)
+        samples = CachedMeshes(feed.source, config, train, feed.seed, cache, quads)
         super().__init__(
             samples, partial(collate_meshes, read_text=read_text), held_out, config, feed.cut,
             device=feed.device, validation_samples=feed.validation_samples, preview_samples=feed.preview_samples,
@@ -137,7 +142,7 @@ def padded_length(num_faces: int) -> int:
 def collate_meshes(items: Sequence[MeshItem], read_text: ReadText) -> MeshBatch:
     """One batch, padded with 0; corners become int64 on the device."""
     lengths = [len(item.corners) for item in items]
-    corners = np.zeros((len(items), padded_length(max(lengths)), 3, 3), np.int16)
+    corners = np.zeros((len(items), padded_length(max(lengths)), *items[0].corners.shape[1:]), np.int16)
     for row, item in zip(corners, items, strict=True):
         row[: len(item.corners)] = item.corners
     keys, captions = tuple(item.key for item in items), tuple(item.caption for item in items)

@@ -376,11 +376,15 @@ def test_meshes_are_learnt_by_heart(num: int, steps: int, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num", "steps", "levels"), [(1, 150, "5, 5, 4"), (8, 350, "5, 5, 4"), (8, 350, "8, 8, 8, 8, 5")])
-def test_meshes_are_learnt_by_heart_as_codes(num: int, steps: int, levels: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("num", "steps", "levels", "corners"),
+    [(1, 150, "5, 5, 4", 3), (8, 350, "5, 5, 4", 3), (8, 350, "8, 8, 8, 8, 5", 3), (8, 350, "5, 5, 4", 4)],
+)
+def test_meshes_are_learnt_by_heart_as_codes(num: int, steps: int, levels: str, corners: int, tmp_path: Path) -> None:
     """Up to what the codes keep of them, which is not far from all."""
     model = (
-        "{coordinate_width: 16, encoder_width: 128, encoder_layers: 2, decoder_width: 128, decoder_blocks: 2, heads: 2, "
+        f"{{corners: {corners}, coordinate_width: 16, encoder_width: 128, encoder_layers: 2, decoder_width: 128, "
+        "decoder_blocks: 2, heads: 2, "
         f"quantizer: {{num_quantizers: 2, quantizer: {{kind: fsq, levels: [{levels}]}}}}}}"
     )
     real, drawn = learnt("graph", num, steps, tmp_path, tokenizer__model=model, tokenizer__batch_size=str(num))

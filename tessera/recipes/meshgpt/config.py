@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from tessera.config import Config, EngineConfig, MeshDataConfig, MeshEvaluateConfig, OptimConfig
 from tessera.generators.autoregressive.model import AutoregressiveConfig
@@ -22,12 +22,6 @@ class GraphConfig(GraphTokenizerStageConfig):
     kind: Literal["graph"] = "graph"
     """The kind of tokenizer."""
 
-    @model_validator(mode="after")
-    def _triangles(self) -> GraphConfig:
-        if self.model.corners != 3:
-            raise ValueError("tokenizer.model.corners must be 3 here: meshes are read as triangles")
-        return self
-
 
 class BaseConfig(AutoregressiveStageConfig):
     """Training of the generator."""
@@ -44,7 +38,7 @@ class MeshSampleConfig(AutoregressiveSampleConfig):
     temperature: float = Field(0.5, ge=0)
     """Of the choice of tokens; 0 takes the most probable. One wrong corner spoils a mesh, so well below 1."""
     faces: int = Field(0, ge=0, le=100_000)
-    """Triangles to ask for, about so many; 0 leaves it to the caption."""
+    """Faces to ask for, about so many: triangles, or quads where the tokenizer has these; 0 leaves it to the caption."""
     max_faces: int | None = Field(None, ge=1, le=100_000)
     """A mesh is cut off there; left empty, at `data.max_faces`."""
     chunk: int = Field(16, ge=1, le=1024)
@@ -74,6 +68,11 @@ class MeshGPTConfig(Config):
     """How meshes are drawn."""
     evaluate: MeshEvaluateConfig = MeshEvaluateConfig()
     """How the trained model is judged."""
+
+    @property
+    def quads(self) -> bool:
+        """Whether faces have four corners, where that can be; triangles otherwise."""
+        return isinstance(self.tokenizer, GraphConfig) and self.tokenizer.model.corners == 4
 
 
 def tiny() -> MeshGPTConfig:

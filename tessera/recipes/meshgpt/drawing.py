@@ -13,13 +13,13 @@ from torch import Tensor
 from tessera.batches import SequenceBatch
 from tessera.config import UserError
 from tessera.contracts import Chunk, Context, Nets
-from tessera.data.canonical import Corners, quantise, standardise
+from tessera.data.canonical import Corners, standardise
 from tessera.generators.autoregressive.losses import AutoregressiveLosses, digest
 from tessera.generators.autoregressive.sample import AutoregressiveSampleConfig, Known, Sampler, Writer
 from tessera.media.meshes import Mesh
 from tessera.recipes.captions import Prompts
 from tessera.recipes.meshgpt.config import MeshGPTConfig, MeshSampleConfig
-from tessera.recipes.meshgpt.tokens import meshes_of, tokens_of
+from tessera.recipes.meshgpt.tokens import in_bins, meshes_of, tokens_of
 
 LOSS_CHUNK = 16  # meshes
 
@@ -71,7 +71,7 @@ class Sculptor:
         """The faces of a partial mesh, which lies where and is as large as it will be in the whole one."""
         if chunk.mesh is None:
             return None
-        corners = torch.from_numpy(part_in_bins(chunk.mesh, self.config.data.bins, most))[None].to(self.device)
+        corners = torch.from_numpy(part_in_bins(chunk.mesh, self.config, most))[None].to(self.device)
         faces = torch.tensor([corners.shape[1]], device=self.device)
         size = len(chunk.seeds)
         return Known(self.tokens.encode(self.nets, corners, faces).expand(size, -1, -1), faces.expand(size))
@@ -79,11 +79,11 @@ class Sculptor:
     @torch.no_grad()
     def loss(self, meshes: Sequence[Mesh], captions: Sequence[str | None]) -> dict[str, float]:
         """Of held-out meshes: nats a token, bits a face and a mesh, and bits of the first faces."""
-        losses, nets, bins = AutoregressiveLosses(self.config.base.loss), self.stages["base"], self.config.data.bins
+        losses, nets = AutoregressiveLosses(self.config.base.loss), self.stages["base"]
         sums: dict[str, Tensor] = {}
         total = torch.zeros(2, dtype=torch.float64)
         for first in range(0, len(meshes), LOSS_CHUNK):
-            part = [quantise(standardise(mesh)[0], bins) for mesh in meshes[first : first + LOSS_CHUNK]]
+            part = [in_bins(self.config, standardise(mesh)[0]) for mesh in meshes[first : first + LOSS_CHUNK]]
             some = tuple(captions[first : first + LOSS_CHUNK])
             corners, faces = padded(part)
             corners, faces = corners.to(self.device), faces.to(self.device)
@@ -107,13 +107,13 @@ def through_tokens(config: MeshGPTConfig, nets: Nets, meshes: Sequence[Mesh], de
     """The same without a generator: the nets are those of the tokenizer's stage."""
     bins, tokens, made = config.data.bins, tokens_of(config), []
     for mesh in meshes:
-        corners, faces = padded([quantise(standardise(mesh)[0], bins)])
+        corners, faces = padded([in_bins(config, standardise(mesh)[0])])
         ids = tokens.encode(nets, corners.to(device), faces.to(device))
         made += meshes_of(tokens, nets, ids, faces.to(device), bins)
     return made
 
 
-def part_in_bins(mesh: Mesh, bins: int, most: int) -> Corners:
+def part_in_bins(mesh: Mesh, config: MeshGPTConfig, most: int) -> Corners:
     """A part of a mesh that drawing can go on with, or the user's error."""
     used = mesh.vertices[np.unique(mesh.faces)]
     if not (np.abs(used) <= 1).all():
@@ -122,24 +122,24 @@ def part_in_bins(mesh: Mesh, bins: int, most: int) -> Corners:
             f"the mesh to go on with reaches from {low:.4g} to {high:.4g}; expected a part as it lies in the whole mesh, whose "
             f"box is [-1, 1] along each axis: move and scale it"
         )
-    corners = quantise(mesh, bins)
+    corners = in_bins(config, mesh)
     if not len(corners):
         raise UserError(
-            f"the mesh to go on with has no triangle left of {len(mesh.faces):,} in {bins} bins over [-1, 1]; give a part as "
-            f"large as it is in the whole mesh"
+            f"the mesh to go on with has no triangle left of {len(mesh.faces):,} in {config.data.bins} bins over [-1, 1]; give a "
+            f"part as large as it is in the whole mesh"
         )
     if len(corners) > most:
         raise UserError(
-            f"the mesh to go on with has {len(corners):,} triangles, more than sample.max_faces={most}; raise it, or give a "
+            f"the mesh to go on with has {len(corners):,} faces, more than sample.max_faces={most}; raise it, or give a "
             f"smaller part"
         )
     return corners
 
 
 def padded(parts: Sequence[npt.NDArray[np.int64]]) -> tuple[Tensor, Tensor]:
-    """Corners b f 3 3 of meshes with f faces or fewer, and how many each has."""
+    """Corners b f c 3 of meshes with f faces or fewer, and how many each has."""
     faces = torch.tensor([len(part) for part in parts])
-    corners = torch.zeros(len(parts), int(faces.max()), 3, 3, dtype=torch.int64)
+    corners = torch.zeros(len(parts), int(faces.max()), *parts[0].shape[1:], dtype=torch.int64)
     for row, part in enumerate(parts):
         corners[row, : len(part)] = torch.from_numpy(part)
     return corners, faces

@@ -14,7 +14,6 @@ from torch import nn
 from tessera.batches import MeshBatch
 from tessera.config import Layer, UserError, build, layer_of
 from tessera.contracts import Context, Nets, Preview, Stage, Train
-from tessera.data.canonical import to_mesh
 from tessera.data.loader import Feed
 from tessera.data.mesh_cache import MeshCache, write_meshes
 from tessera.data.meshes import MeshLoader
@@ -28,7 +27,7 @@ from tessera.media.rendering import render
 from tessera.media.sheets import sheet
 from tessera.recipes.captions import settle_captions, training_text
 from tessera.recipes.meshgpt.config import GraphConfig, MeshGPTConfig
-from tessera.recipes.meshgpt.tokens import meshes_of, module_of, sequences, tokens_of
+from tessera.recipes.meshgpt.tokens import mesh_of, meshes_of, module_of, sequences, tokens_of
 from tessera.text.encoders import NoTextConfig, NoTextReader, PrecomputedTextConfig, build_encoder, encode_text, text_width
 from tessera.tokenizers.mesh.graph_stage import build_stage as build_graph
 
@@ -81,7 +80,7 @@ def tokenizer_step(config: MeshGPTConfig) -> Train:
         steps=stage.steps,
         build=lambda: replace(build_graph(stage, config.data.bins), preview=partial(preview_reconstructions, config)),
         serves=serves,
-        feed=lambda nets, feed: MeshLoader(feed, MeshCache(write_meshes(feed)), NoTextReader()),
+        feed=lambda nets, feed: MeshLoader(feed, MeshCache(write_meshes(feed)), NoTextReader(), quads=config.quads),
         origin=config.base.needs.tokenizer,
     )
 
@@ -100,7 +99,7 @@ def base_step(config: MeshGPTConfig) -> Train:
         return replace(build_autoregressive(config.base, make_nets(), sequences(tokens)), preview=partial(preview_base, config))
 
     def feed(nets: Nets, feed: Feed) -> MeshLoader:
-        return MeshLoader(feed, MeshCache(write_meshes(feed)), training_text(config.text, feed))
+        return MeshLoader(feed, MeshCache(write_meshes(feed)), training_text(config.text, feed), quads=config.quads)
 
     return Train(
         name="base",
@@ -142,7 +141,7 @@ def preview_base(config: MeshGPTConfig, raw: Nets, averaged: Nets, batch: MeshBa
 def quantised(config: MeshGPTConfig, batch: MeshBatch) -> list[Mesh]:
     """The batch as it is trained on."""
     corners, bins = batch.corners.cpu().numpy(), config.data.bins
-    return [to_mesh(own[:count], bins) for own, count in zip(corners, batch.num_faces.tolist(), strict=True)]
+    return [mesh_of(own[:count], bins) for own, count in zip(corners, batch.num_faces.tolist(), strict=True)]
 
 
 def contact_sheet(rows: dict[str, list[Mesh]], captions: Sequence[str | None]) -> bytes:

@@ -8,19 +8,22 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from tessera.batches import MeshBatch, SequenceBatch
 from tessera.contracts import Constraint, Nets
-from tessera.data.canonical import quantise, to_mesh
+from tessera.data.canonical import Corners, quantise, to_mesh
+from tessera.data.quads import join_quads, split_quads
 from tessera.generators.autoregressive.sample import EndBetween
 from tessera.generators.masked.model import digit_sizes, join_digits, split_digits
 from tessera.media.meshes import Mesh
 from tessera.recipes.meshgpt.config import MeshGPTConfig
 from tessera.recipes.precision import full_precision
 from tessera.tokenizers.mesh.autoencoder import GraphTokenizer
-from tessera.tokenizers.mesh.coordinates import CORNERS, CoordinateConfig, Coordinates
+from tessera.tokenizers.mesh.coordinates import CoordinateConfig, Coordinates
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +33,8 @@ class MeshTokens:
     vocab_size: int
     group: tuple[int, ...]
     constraint: Constraint
-    encode: Callable[[Nets, Tensor, Tensor], Tensor]  # nets, corners b f 3 3, faces b -> ids b f t
-    decode: Callable[[Nets, Tensor, Tensor], Tensor]  # nets, ids b f t, faces b -> corners b f 3 3
+    encode: Callable[[Nets, Tensor, Tensor], Tensor]  # nets, corners b f c 3, faces b -> ids b f t
+    decode: Callable[[Nets, Tensor, Tensor], Tensor]  # nets, ids b f t, faces b -> corners b f c 3
 
 
 def tokens_of(config: MeshGPTConfig) -> MeshTokens:
@@ -43,7 +46,7 @@ def tokens_of(config: MeshGPTConfig) -> MeshTokens:
             encode=lambda nets, corners, faces: exact.encode(corners), decode=lambda nets, ids, faces: exact.decode(ids),
         )  # fmt: skip
     quantizer = config.tokenizer.model.quantizer
-    codes, digits = (CORNERS, quantizer.num_quantizers), digit_sizes(quantizer.vocab_size)
+    codes, digits = (config.tokenizer.model.corners, quantizer.num_quantizers), digit_sizes(quantizer.vocab_size)
     return MeshTokens(
         max(digits), codes if len(digits) == 1 else (*codes, len(digits)), EndBetween(digits * math.prod(codes)),
         encode=partial(encode_graph, digits), decode=partial(decode_graph, digits),
@@ -65,7 +68,7 @@ def decode_graph(digits: Sequence[int], nets: Nets, ids: Tensor, faces: Tensor) 
     tokenizer = graph_of(nets)
     codes = join_digits(ids.unflatten(-1, (-1, len(digits))), digits)
     with full_precision(ids.device), torch.autocast(ids.device.type, enabled=False):
-        return tokenizer.decode(codes.unflatten(-1, (CORNERS, -1)), faces)
+        return tokenizer.decode(codes.unflatten(-1, (tokenizer.corners, -1)), faces)
 
 
 def graph_of(nets: Nets) -> GraphTokenizer:
@@ -96,7 +99,18 @@ def sequences(tokens: MeshTokens) -> Callable[[Nets, Any], SequenceBatch]:
 def meshes_of(tokens: MeshTokens, nets: Nets, ids: Tensor, faces: Tensor, bins: int) -> list[Mesh]:
     """Drawn ids to meshes, in canonical order and welded: codes may say the same face twice, or none at all."""
     corners = tokens.decode(nets, ids, faces).cpu().numpy()
-    return [in_order(to_mesh(own[:count], bins), bins) for own, count in zip(corners, faces.tolist(), strict=True)]
+    return [in_order(mesh_of(own[:count], bins), bins) for own, count in zip(corners, faces.tolist(), strict=True)]
+
+
+def mesh_of(corners: npt.NDArray[np.integer], bins: int) -> Mesh:
+    """f 3 3, or quads f 4 3, as triangles."""
+    return to_mesh(split_quads(corners) if corners.shape[1] == 4 else corners, bins)
+
+
+def in_bins(config: MeshGPTConfig, mesh: Mesh) -> Corners:
+    """A standard mesh as the tokenizer reads it: f 3 3, or f 4 3."""
+    corners = quantise(mesh, config.data.bins)
+    return join_quads(corners) if config.quads else corners
 
 
 def in_order(mesh: Mesh, bins: int) -> Mesh:
