@@ -239,7 +239,7 @@ def test_a_part_that_is_as_large_as_it_may_be(exact: Session) -> None:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        ({"mesh": PART, "options": {"max_faces": 11}}, "12 triangles.*sample.max_faces"),
+        ({"mesh": PART, "options": {"max_faces": 11}}, "12 faces.*sample.max_faces"),
         ({"mesh": Mesh(PART.vertices * 3, PART.faces)}, r"\[-1, 1\]"),
         ({"mesh": Mesh(PART.vertices * np.nan, PART.faces)}, r"\[-1, 1\]"),
         ({"mesh": Mesh(PART.vertices / 1000, PART.faces)}, "no triangle"),
