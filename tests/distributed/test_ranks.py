@@ -158,7 +158,7 @@ def test_validation(stage: str, workshop: Path, shapes: Path) -> None:
         assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize(("batch_size", "micro"), [(8, None), (7, None), (7, 2)])
+@pytest.mark.parametrize(("batch_size", "micro"), [pytest.param(8, None, marks=pytest.mark.slow), (7, None), (7, 2)])
 def test_five_steps(batch_size: int, micro: int | None, workshop: Path, shapes: Path) -> None:
     alone = train(workshop, shapes, 1, 10 if batch_size == 8 else 5, batch_size)
     two = train(workshop, shapes, 2, 5, batch_size, micro)
@@ -239,7 +239,9 @@ def test_caches_of_two_ranks_are_those_of_one(workshop: Path, shapes: Path) -> N
 # ---- sharded
 
 
-@pytest.mark.parametrize(("ranks", "micro", "recompute"), [(2, None, "false"), (2, 2, "true"), (3, None, "false")])
+@pytest.mark.parametrize(
+    ("ranks", "micro", "recompute"), [(2, None, "false"), (2, 2, "true"), pytest.param(3, None, "false", marks=pytest.mark.slow)]
+)
 def test_slices_give_the_same_losses(ranks: int, micro: int | None, recompute: str, workshop: Path, shapes: Path) -> None:
     alone = train(workshop, shapes, 1, 10, 8)
     more = {"engine__parallel": "shard", "engine__activation_checkpointing": recompute}
