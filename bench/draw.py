@@ -3,7 +3,7 @@ recording, the second is timed.
 
     python bench/draw.py RUN [--n 64] [--checkpoint best] [--compile]
 
-Prints a JSON row: samples and, where a tokenizer reads what is drawn, tokens a second. For runs of pictures and clips.
+Prints a JSON row: samples and, of clips, tokens a second. For runs of pictures and clips.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import tessera
 from tessera.bench.timing import device_facts, settle
+from tessera.config import UserError
 from tessera.evals.clip_material import load_clips
 from tessera.evals.material import load_material
 from tessera.sampling.session import Session
@@ -44,7 +45,7 @@ def timed(session: Session, num: int, compiled: bool) -> dict[str, Any]:
         settle()
         seconds.append(time.perf_counter() - start)
     row = {"n": len(prompts), "s": round(seconds[1], 4), "samples_per_s": round(len(prompts) / seconds[1], 2)}
-    if "tokenizer" in session.nets:
+    if session.recipe.medium == "clip":
         tokens = session.encode(made[0]).numel()
         row |= {"tokens": tokens, "tokens_per_s": round(tokens * len(prompts) / seconds[1], 1)}
     return row | {"first_s": round(seconds[0], 2)}
@@ -55,6 +56,8 @@ def held_out(session: Session, num: int) -> list[str]:
     read: Any = load_clips if session.recipe.medium == "clip" else load_material
     found = read(session.config.data.at(session.resolution), most_train=1, most_held_out=num, seed=0).held_out.captions
     captions = [caption or "" for caption in found]
+    if not captions:
+        raise UserError(f"{session.config.data.path} holds nothing out; set data.validation_fraction")
     return [captions[index % len(captions)] for index in range(num)]
 
 

@@ -3,15 +3,16 @@ printed with the seconds it took as it ends; its output goes to OUT/NAME/COMMAND
 
     python bench/headline.py phenaki nuwa ... --out OUT [--real DATA] [--lanes 2] [--seed 2] [--quick]
 
-Runs of one OUT share their data, and some take what another run there has trained: these wait for it. So many as there are lanes
-run beside each other, the first named first: while one compiles, another trains. One that fails stops no other. A command of
-training has at most nine minutes: it is then stopped, and resumed in a second one. DATA has the folders emoji, sprites and
-lowpoly. --quick shows within minutes, on a CPU, that everything runs.
+Runs of one OUT share their data, so --quick takes another one, and some take what another run there trained: these wait for it.
+So many as there are lanes run beside each other, the first named first: while one compiles, another trains. One that fails stops
+no other. A command of training has at most nine minutes: it is then stopped, and resumed in a second one. Who stops this script
+stops all of them. DATA has the folders emoji, sprites and lowpoly. --quick shows within minutes, on a CPU, that everything runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import signal
 import subprocess
@@ -28,6 +29,8 @@ from tessera.evals.mesh_material import load_meshes
 from tessera.pipeline import resolve
 
 MOST_SECONDS = 540.0  # of a command of training
+MOST_COMMANDS = 6  # of training, of one run: more would mean that nothing is saved
+SAVED = (0, 143, -signal.SIGTERM)  # exit codes of a command that was asked to stop
 LOADERS = {"phenaki": load_clips, "nuwa": load_clips, "dalle2": load_material, "meshgpt": load_meshes}
 """Which read what `tessera evaluate` judges."""
 
@@ -155,6 +158,10 @@ HEADLINES = {
 }  # fmt: skip
 
 
+DONE = "done"  # a file in the folder of a run that came to its end
+RUNNING: set[subprocess.Popen[bytes]] = set()
+
+
 class Failed(Exception):
     """A command did, or what a run waits for."""
 
@@ -183,21 +190,21 @@ class Running:
         return bool(self.failure) or (self.thread is not None and not self.thread.is_alive())
 
     def ready(self, others: dict[str, Running]) -> bool:
-        """Whether what it needs is there; a run that failed, or is in another call's OUT and not there, will never be."""
+        """Whether what it needs is there; if nobody makes it, it fails."""
         if not self.headline.after:
             return True
         name, _, stage = self.headline.after.partition("/")
-        begun = self.asked.out / name / "run" / stage / "metrics.jsonl"
-        if stage and begun.exists() and begun.stat().st_size:
+        home = self.asked.out / name
+        if written(home / "run" / stage / "metrics.jsonl") if stage else (home / DONE).exists():
             return True
-        other = others.get(name)
+        other = others.get(name) if self.asked.seed == 0 else None  # what others need is that of seed 0
         if other is None:
-            there = (self.asked.out / name / "run").exists()
-            self.failure = "" if there else f"needs the run {name}; name it as well, or first"
-            return there
-        if other.failure:
+            self.failure = f"needs {self.headline.after} in {self.asked.out}; name {name} as well, or train it first, with seed 0"
+        elif other.failure:
             self.failure = f"{name} failed, and it needs that one"
-        return not stage and other.over and not other.failure
+        elif other.over:
+            self.failure = f"{name} has ended without {stage}, which it needs"
+        return False
 
     def start(self) -> None:
         """In a thread."""
@@ -206,13 +213,16 @@ class Running:
 
     def _work(self) -> None:
         try:
+            if self.home.exists():
+                raise Failed(f"{self.home} is there already; take another --out, or remove it")
             self.home.mkdir(parents=True)
             train(self)
             for number, line in enumerate(self.headline.then):
-                words = (QUICKLY[line.split()[0]] if self.asked.quick else line).replace("RUN", str(self.home / "run"))
-                command(self, f"then-{number + 1}", words.split())
+                words = (QUICKLY[line.split()[0]] if self.asked.quick else line).split()
+                command(self, f"then-{number + 1}", [word.replace("RUN", str(self.home / "run")) for word in words])
             if self.headline.drawn:
                 draw(self)
+            (self.home / DONE).touch()
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}"
             print(f"{self.name}: {self.failure}", flush=True)
@@ -231,13 +241,17 @@ def main() -> None:
     asked = parser.parse_args()
     asked.out = asked.out.absolute()
     runs = {name: Running(name, asked) for name in asked.names}
-    make_data(list(runs.values()), asked)
-    while not all(run.over for run in runs.values()):
-        for run in runs.values():
-            busy = sum(other.thread is not None and not other.over for other in runs.values())
-            if run.thread is None and not run.over and busy < asked.lanes and run.ready(runs):
-                run.start()
-        time.sleep(0.2)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        make_data(list(runs.values()), asked)
+        while not all(run.over for run in runs.values()):
+            for run in runs.values():
+                busy = sum(other.thread is not None and not other.over for other in runs.values())
+                if run.thread is None and not run.over and busy < asked.lanes and run.ready(runs):
+                    run.start()
+            time.sleep(0.2)
+    finally:
+        stop_all()
     for run in runs.values():
         print(f"{run.name}: {run.failure.splitlines()[0] if run.failure else 'done'}", flush=True)
     raise SystemExit(any(run.failure for run in runs.values()))
@@ -252,13 +266,14 @@ def make_data(runs: list[Running], asked: argparse.Namespace) -> None:
             raise SystemExit(f"{run.data} is not there; {run.name} is trained on it: say with --real where its folder lies")
         what = run.headline.data if not asked.quick else f"{run.headline.kind} --n 80"
         asked.out.mkdir(parents=True, exist_ok=True)
-        call(asked.out / f"{run.headline.kind}.log", f"{asked.tessera} data synth {what} --out {run.data}", None, "")
+        line = f"{asked.tessera} data synth {what} --out {shlex.quote(str(run.data))}"
+        call(asked.out / f"{run.headline.kind}.log", line, math.inf, "")
 
 
 def sets_of(headline: Headline, out: Path, quick: bool) -> list[str]:
     """What it changes of its preset; with `quick` the later ones win."""
-    items = f"{headline.sets} {headline.quick} {QUICK}" if quick else headline.sets
-    return list({item.partition("=")[0]: item for item in items.replace("OUT", str(out.absolute())).split()}.values())
+    items = (f"{headline.sets} {headline.quick} {QUICK}" if quick else headline.sets).split()
+    return list({item.partition("=")[0]: item.replace("OUT", str(out.absolute())) for item in items}.values())
 
 
 def train(run: Running) -> None:
@@ -271,7 +286,9 @@ def train(run: Running) -> None:
     number, done = 1, command(run, "train-1", words)
     while not done and not run.headline.seconds:
         number += 1
-        done = command(run, f"train-{number}", ["resume", place])
+        if number > MOST_COMMANDS:
+            raise Failed(f"not trained after {MOST_COMMANDS} commands of {MOST_SECONDS:.0f} s")
+        done = command(run, f"train-{number}", ["resume", place, *stage])
 
 
 def draw(run: Running) -> None:
@@ -292,10 +309,11 @@ def draw(run: Running) -> None:
 
 def command(run: Running, log: str, words: list[str]) -> bool:
     """Whether it came to its end within its time."""
-    script = words[0].startswith("bench/")
-    program = f"{shlex.quote(sys.executable)} {Path(__file__).parents[1]}" + "/" if script else f"{run.asked.tessera} "
-    limit = MOST_SECONDS if words[0] in ("train", "resume") else None
-    return call(run.home / f"{log}.log", program + shlex.join(words), limit, run.name, cut=cut_of(run, words))
+    program, home = run.asked.tessera, Path(__file__).parents[1]
+    if words[0].startswith("bench/"):
+        program, words = shlex.quote(sys.executable), [str(home / words[0]), *words[1:]]
+    limit = MOST_SECONDS if words[0] in ("train", "resume") else math.inf
+    return call(run.home / f"{log}.log", f"{program} {shlex.join(words)}", limit, run.name, cut=cut_of(run, words))
 
 
 def cut_of(run: Running, words: list[str]) -> tuple[Path, float] | None:
@@ -305,25 +323,44 @@ def cut_of(run: Running, words: list[str]) -> tuple[Path, float] | None:
     return run.home / "run" / "base" / "metrics.jsonl", run.headline.seconds
 
 
-def call(log: Path, line: str, limit: float | None, name: str, cut: tuple[Path, float] | None = None) -> bool:
-    """Whether it came to its end; if not, it was stopped as by the user, which saves. Another failure is raised."""
-    start, begun, stopped = time.monotonic(), 0.0, False
+def call(log: Path, line: str, limit: float, name: str, cut: tuple[Path, float] | None = None) -> bool:
+    """Whether it came to its end; if not, it was stopped as by the user, which saves. What fails is raised, and so is a limit
+    that comes before a cut: what is cut has been trained for a time that others have, too."""
+    start, begun, stopped = time.monotonic(), math.inf, False
     with log.open("w") as file:
         process = subprocess.Popen(shlex.split(line), stdout=file, stderr=subprocess.STDOUT)
+        RUNNING.add(process)
         while process.poll() is None:
             now = time.monotonic()
-            if cut is not None and not begun and cut[0].exists() and cut[0].stat().st_size:
+            if cut is not None and begun == math.inf and written(cut[0]):
                 begun = now
-            late = (limit is not None and now - start > limit) or (cut is not None and begun and now - begun > cut[1])
+            late = now - start > limit or (cut is not None and now - begun > cut[1])
             if late and not stopped:
                 process.send_signal(signal.SIGTERM)
                 stopped = True
             time.sleep(0.05)
+        RUNNING.discard(process)
     print(f"{time.monotonic() - start:6.0f} s  {name}: {line}", flush=True)
-    if process.returncode and not stopped:
-        last = "\n".join(log.read_text().splitlines()[-8:])
+    last = "\n".join(log.read_text().splitlines()[-8:])
+    if process.returncode not in (SAVED if stopped else (0,)):
         raise Failed(f"code {process.returncode} of {line}; its last lines:\n{last}")
+    if stopped and cut is not None and time.monotonic() - begun < cut[1]:
+        raise Failed(f"{line} had its {limit:.0f} s before {cut[0].parent.name} had {cut[1]:.0f} s; its last lines:\n{last}")
     return not stopped
+
+
+def written(path: Path) -> bool:
+    """Whether there is something in it."""
+    return path.exists() and path.stat().st_size > 0
+
+
+def stop_all() -> None:
+    """What still runs saves, and ends."""
+    left = [process for process in RUNNING if process.poll() is None]
+    for process in left:
+        process.send_signal(signal.SIGTERM)
+    for process in left:
+        process.wait()
 
 
 if __name__ == "__main__":

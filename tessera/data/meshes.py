@@ -53,8 +53,8 @@ class CachedMeshes(Samples[MeshItem]):
 
 
 class MeshLoader(SampleLoader[MeshItem, MeshBatch]):
-    """Batches of meshes of about one length, of triangles or of quads. What could not be used when the cache was made is left
-    out."""
+    """Batches of meshes of about one length, counted in triangles; of these or of quads. What could not be used when the cache
+    was made is left out."""
 
     def __init__(self, feed: Feed, cache: MeshCache, read_text: ReadText, *, quads: bool = False) -> None:
         config: MeshDataConfig = feed.config

@@ -214,7 +214,7 @@ class Session:
         if is_vector(request.image):
             if request.mask is not None or request.outpaint:
                 raise UserError("an embedding has no pixels that could stay; give the picture, or leave mask and outpaint out")
-            return self.vector_of(request.image), None
+            return self.vector_of(request.image, "image"), None
         size = draw.start_size(request.options)
         picture, redraw = self.prepare(request.image, size), None
         if request.mask is not None:
@@ -231,12 +231,12 @@ class Session:
             return None
         draw: Any = self.draw
         if is_vector(request.towards):
-            return self.vector_of(request.towards)
+            return self.vector_of(request.towards, "towards")
         return self.pixels_of(self.prepare(request.towards, draw.start_size(request.options)))
 
-    def vector_of(self, given: Any) -> Tensor:
+    def vector_of(self, given: Any, key: str) -> Tensor:
         """An embedding, 1 e of length 1 on the device."""
-        return read_vector(given, getattr(self.draw, "embedding_width", None)).to(self.device)
+        return read_vector(given, getattr(self.draw, "embedding_width", None), key).to(self.device)
 
     def pixels_of(self, picture: Pixels) -> Tensor:
         """h w c -> 1 c h w in [-1, 1] on the device."""

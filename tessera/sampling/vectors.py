@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -20,19 +21,29 @@ def is_vector(given: Any) -> bool:
     return isinstance(given, (np.ndarray, Tensor)) and given.ndim == 1
 
 
-def read_vector(given: Any, width: int | None) -> Tensor:
-    """1 e of length 1, fp32. `width` is that of the model's embeddings, None of a model that has none."""
-    name = str(given) if isinstance(given, (str, Path)) else "image"
+def read_vector(given: Any, width: int | None, key: str = "image") -> Tensor:
+    """1 e of length 1, fp32. `width` is that of the model's embeddings, None where there are none; `key` that of a request."""
+    name = str(given) if isinstance(given, (str, Path)) else key
     if width is None:
         raise UserError(f"{name} is an embedding, and this model draws from pictures and text alone; give a picture")
     try:
-        array = np.load(given, allow_pickle=False) if isinstance(given, (str, Path)) else np.asarray(given)
-        vector = torch.from_numpy(np.array(array, dtype=np.float32))
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{name} cannot be read as an embedding ({error}); expected an .npy file of {width} numbers") from None
+        vector = _numbers(given)
+    except (OSError, ValueError, TypeError, EOFError, BadZipFile) as error:
+        raise UserError(f"{name} cannot be read as an embedding ({error}); expected {width} numbers, in a file an .npy") from None
     if vector.shape not in ((width,), (1, width)):
         raise UserError(f"{name} is shaped {list(vector.shape)}; expected one embedding of this model, {width} numbers")
-    if not vector.isfinite().all() or not vector.any():
-        raise UserError(f"{name} holds {'nothing but zeros' if not vector.any() else 'numbers that are not finite'}; "
-                        f"expected an embedding, which has a direction")  # fmt: skip
-    return F.normalize(vector.view(1, width), dim=1)
+    largest = vector.abs().max()
+    if not vector.isfinite().all() or largest == 0:
+        wrong = "nothing but zeros" if largest == 0 else "numbers that are not finite"
+        raise UserError(f"{name} holds {wrong}; expected an embedding, which has a direction")
+    return F.normalize(vector.view(1, width) / largest, dim=1).float()  # of any length, and no square overflows
+
+
+def _numbers(given: Any) -> Tensor:
+    """fp64."""
+    if isinstance(given, Tensor):
+        given = given.detach().cpu().double().numpy() if not given.is_complex() else given.detach().cpu().numpy()
+    array = np.load(given, allow_pickle=False) if isinstance(given, (str, Path)) else np.asarray(given)
+    if not isinstance(array, np.ndarray) or np.iscomplexobj(array):
+        raise TypeError("it holds several arrays" if not isinstance(array, np.ndarray) else "its numbers are complex")
+    return torch.from_numpy(np.array(array, dtype=np.float64))

@@ -25,8 +25,9 @@ from pathlib import Path
 words = sys.argv[1:]
 home = Path(sys.argv[0]).parent
 with (home / "said.txt").open("a") as said:
-    said.write(" ".join(words[:2]) + "\\n")
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+    stage = words[words.index("--stage") :][:2] if "--stage" in words else []
+    said.write(" ".join([*words[:2], *stage]) + "\\n")
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 if words[0] == "data":
     Path(words[words.index("--out") + 1]).mkdir(parents=True)
 if words[0] == "train":
@@ -108,6 +109,25 @@ def test_what_takes_longer_is_resumed_and_what_is_cut_is_not(
     code, said = told(headline, tmp_path, monkeypatch, "masked-conv")
     assert code == 0
     assert said[-2:] == ["train phenaki", f"evaluate {tmp_path / 'out' / 'masked-conv' / 'run'}"]
+
+
+def test_a_stage_alone_is_resumed_alone(headline: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slow").touch()
+    monkeypatch.setattr(headline, "MOST_SECONDS", 1.0)
+    monkeypatch.setitem(headline.HEADLINES, "cvivit", replace(headline.HEADLINES["cvivit"], then=()))
+    _, said = told(headline, tmp_path, monkeypatch, "cvivit")
+    run = tmp_path / "out" / "cvivit" / "run"
+    assert said[1:] == ["train phenaki --stage tokenizer", f"resume {run} --stage tokenizer"]
+
+
+@pytest.mark.parametrize("words", [("nuwa",), ("phenaki", "nuwa", "--seed", "2")])
+def test_what_nobody_makes_is_not_waited_for(
+    words: tuple[str, ...], headline: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    code, _ = told(headline, tmp_path, monkeypatch, *words)
+    assert code == 1
+    assert capsys.readouterr().out.splitlines()[-1].startswith("nuwa: needs phenaki/base in ")
 
 
 def test_real_data_that_are_not_there_are_asked_for(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from tessera.config import UserError
@@ -35,7 +36,13 @@ def test_an_embedding_draws_what_its_picture_draws(
 ) -> None:
     wanted = arrays(session.sample("a red circle", 2, seed=3, image=photo))
     np.save(tmp_path / "photo.npy", vector[None].astype(np.float64))
-    for given in (vector, 5 * vector, tmp_path / "photo.npy", str(tmp_path / "photo.npy")):  # a direction, whatever its length
+    for given in (
+        vector,
+        1e30 * vector.astype(np.float64),
+        torch.tensor(1e-20 * vector, requires_grad=True),
+        tmp_path / "photo.npy",
+        str(tmp_path / "photo.npy"),
+    ):  # a direction, whatever its length
         found = arrays(session.sample("a red circle", 2, seed=3, image=given))
         assert np.abs(np.stack(found).astype(int) - np.stack(wanted)).max() <= 1
     other = arrays(session.sample("a red circle", 2, seed=3, image=-vector))
@@ -51,6 +58,14 @@ def test_the_way_between_embeddings_and_pictures(session: Session, photo: Image.
     assert np.abs(np.stack(back[::-1]).astype(int) - np.stack(wanted)).max() <= 1
 
 
+def test_files_that_hold_none_are_told(session: Session, tmp_path: Path) -> None:
+    np.savez(tmp_path / "several.npz", a=np.ones(WIDTH))
+    for content in (b"", b"PK\x03\x04", b"nothing", (tmp_path / "several.npz").read_bytes()):
+        (tmp_path / "a.npy").write_bytes(content)
+        with pytest.raises(UserError, match=r"a\.npy cannot be read as an embedding"):
+            session.sample("", image=tmp_path / "a.npy")
+
+
 @pytest.mark.parametrize(
     ("given", "asked", "told"),
     [
@@ -58,7 +73,9 @@ def test_the_way_between_embeddings_and_pictures(session: Session, photo: Image.
         (np.zeros(WIDTH), {}, "image holds nothing but zeros"),
         (np.array([np.nan] * WIDTH), {}, "image holds numbers that are not finite"),
         (np.array(["a"] * WIDTH), {}, "image cannot be read as an embedding"),
-        ("nowhere.npy", {}, "nowhere.npy cannot be read as an embedding .*expected an .npy file of 8 numbers"),
+        (np.ones(WIDTH) * 1j, {}, "its numbers are complex"),
+        ("nowhere.npy", {}, "nowhere.npy cannot be read as an embedding .*expected 8 numbers, in a file an .npy"),
+        (np.ones(WIDTH), {"n": 2, "towards": np.zeros(WIDTH)}, "towards holds nothing but zeros"),
         (np.ones(WIDTH), {"mask": np.full((32, 32), 255, np.uint8)}, "an embedding has no pixels that could stay"),
         (np.ones(WIDTH), {"options": {"start": "upsampler1"}}, "enlarges a picture; give one"),
     ],

@@ -34,7 +34,7 @@ from tessera.tokenizers.pair.stage import EmbedderStageConfig
 
 
 class TrainedPairConfig(Config):
-    """By the pair that the stage `pair` trains on the user's data."""
+    """By the pair that the stage `embedder` trains on the user's data."""
 
     kind: Literal["pair"] = "pair"
     """Where embeddings come from."""
