@@ -1,5 +1,5 @@
-"""How fast does a trained model draw? So many held-out captions at once, from text to pixels; the first time is spent on
-recording, the second is timed.
+"""How fast does a trained model draw? So many held-out captions at once, over and over where there are fewer, from text to
+pixels; the first time is spent on recording, the second is timed.
 
     python bench/draw.py RUN [--n 64] [--checkpoint best] [--compile]
 
@@ -18,7 +18,11 @@ from tessera.bench.timing import device_facts, settle
 from tessera.config import UserError
 from tessera.evals.clip_material import load_clips
 from tessera.evals.material import load_material
+from tessera.evals.mesh_material import load_meshes
 from tessera.sampling.session import Session
+
+LOADERS: dict[str, Any] = {"picture": load_material, "clip": load_clips, "mesh": load_meshes}
+"""By medium: what reads that which `tessera evaluate` judges."""
 
 
 def main() -> None:
@@ -36,7 +40,8 @@ def main() -> None:
 def timed(session: Session, num: int, compiled: bool) -> dict[str, Any]:
     """Of one chunk."""
     options = {"chunk": num, **({"compile": True} if compiled else {})}
-    prompts = held_out(session, num)
+    found = held_out(session.recipe.medium, session.config.data.at(session.resolution), num)
+    prompts = [found[index % len(found)] for index in range(num)]
     seconds = []
     for _ in range(2):
         settle()
@@ -51,14 +56,13 @@ def timed(session: Session, num: int, compiled: bool) -> dict[str, Any]:
     return row | {"first_s": round(seconds[0], 2)}
 
 
-def held_out(session: Session, num: int) -> list[str]:
-    """Captions that training has not seen, over and over where they are few."""
-    read: Any = load_clips if session.recipe.medium == "clip" else load_material
-    found = read(session.config.data.at(session.resolution), most_train=1, most_held_out=num, seed=0).held_out.captions
-    captions = [caption or "" for caption in found]
+def held_out(medium: str, data: Any, most: int) -> list[str]:
+    """Captions that training has not seen."""
+    found = LOADERS[medium](data, most_train=1, most_held_out=most, seed=0).held_out.captions
+    captions = [caption for caption in found if caption]
     if not captions:
-        raise UserError(f"{session.config.data.path} holds nothing out; set data.validation_fraction")
-    return [captions[index % len(captions)] for index in range(num)]
+        raise UserError(f"{data.path} holds out nothing with a caption; set data.validation_fraction")
+    return captions
 
 
 if __name__ == "__main__":

@@ -19,20 +19,17 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from tessera.evals.clip_material import load_clips
-from tessera.evals.material import load_material
-from tessera.evals.mesh_material import load_meshes
+from draw import held_out
+
 from tessera.pipeline import resolve
+from tessera.recipes import RECIPES
 
 MOST_SECONDS = 540.0  # of a command of training
 MOST_COMMANDS = 6  # of training, of one run: more would mean that nothing is saved
 SAVED = (0, 143, -signal.SIGTERM)  # exit codes of a command that was asked to stop
-LOADERS = {"phenaki": load_clips, "nuwa": load_clips, "dalle2": load_material, "meshgpt": load_meshes}
-"""Which read what `tessera evaluate` judges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,17 +169,23 @@ class Running:
 
     name: str
     asked: argparse.Namespace
-    headline: Headline = field(init=False)
-    home: Path = field(init=False)
-    data: Path = field(init=False)
     thread: threading.Thread | None = None
     failure: str = ""
 
-    def __post_init__(self) -> None:
-        self.headline = HEADLINES[self.name]
-        self.home = self.asked.out / (self.name if self.asked.seed == 0 else f"{self.name}-seed{self.asked.seed}")
-        real = " " not in self.headline.data
-        self.data = (self.asked.real if real else self.asked.out) / self.headline.kind
+    @property
+    def headline(self) -> Headline:
+        """What it is."""
+        return HEADLINES[self.name]
+
+    @property
+    def home(self) -> Path:
+        """Its folder."""
+        return Path(self.asked.out / (self.name if self.asked.seed == 0 else f"{self.name}-seed{self.asked.seed}"))
+
+    @property
+    def data(self) -> Path:
+        """What it learns from."""
+        return Path((self.asked.real if " " not in self.headline.data else self.asked.out) / self.headline.kind)
 
     @property
     def over(self) -> bool:
@@ -296,9 +299,8 @@ def draw(run: Running) -> None:
     place = run.home / "run"
     config = resolve(run.headline.recipe, preset="tiny" if run.asked.quick else "small", data=str(run.data), steps=None,
                      sets=sets_of(run.headline, run.asked.out, run.asked.quick))  # fmt: skip
-    read: Any = LOADERS[run.headline.recipe]
-    held_out = read(config.data, most_train=1, most_held_out=32, seed=0).held_out.captions
-    captions = [caption for caption in held_out if caption][: 2 if run.asked.quick else run.headline.drawn]
+    number = 2 if run.asked.quick else run.headline.drawn
+    captions = held_out(RECIPES[run.headline.recipe].medium, config.data, 32)[:number]
     (run.home / "captions.txt").write_text("".join(f"{caption}\n" for caption in captions))
     words = run.headline.then[-1].split()
     best = ["--checkpoint", "best"] if "best" in words else []
@@ -326,7 +328,7 @@ def cut_of(run: Running, words: list[str]) -> tuple[Path, float] | None:
 def call(log: Path, line: str, limit: float, name: str, cut: tuple[Path, float] | None = None) -> bool:
     """Whether it came to its end; if not, it was stopped as by the user, which saves. What fails is raised, and so is a limit
     that comes before a cut: what is cut has been trained for a time that others have, too."""
-    start, begun, stopped = time.monotonic(), math.inf, False
+    start, begun, stopped, ripe = time.monotonic(), math.inf, False, False
     with log.open("w") as file:
         process = subprocess.Popen(shlex.split(line), stdout=file, stderr=subprocess.STDOUT)
         RUNNING.add(process)
@@ -334,17 +336,18 @@ def call(log: Path, line: str, limit: float, name: str, cut: tuple[Path, float] 
             now = time.monotonic()
             if cut is not None and begun == math.inf and written(cut[0]):
                 begun = now
-            late = now - start > limit or (cut is not None and now - begun > cut[1])
-            if late and not stopped:
-                process.send_signal(signal.SIGTERM)
-                stopped = True
+            if not stopped:
+                ripe = cut is not None and now - begun > cut[1]
+                stopped = ripe or now - start > limit
+                if stopped:
+                    process.send_signal(signal.SIGTERM)
             time.sleep(0.05)
         RUNNING.discard(process)
     print(f"{time.monotonic() - start:6.0f} s  {name}: {line}", flush=True)
     last = "\n".join(log.read_text().splitlines()[-8:])
     if process.returncode not in (SAVED if stopped else (0,)):
         raise Failed(f"code {process.returncode} of {line}; its last lines:\n{last}")
-    if stopped and cut is not None and time.monotonic() - begun < cut[1]:
+    if stopped and cut is not None and not ripe:
         raise Failed(f"{line} had its {limit:.0f} s before {cut[0].parent.name} had {cut[1]:.0f} s; its last lines:\n{last}")
     return not stopped
 

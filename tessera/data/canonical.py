@@ -112,10 +112,14 @@ def quantise(mesh: Mesh, bins: int) -> Corners:
 
 def to_mesh(corners: npt.NDArray[np.integer], bins: int) -> Mesh:
     """Bin centres; corners in one bin are one vertex. Vertices are sorted by z, y, x, faces stay in their order."""
-    ids = corners.astype(np.int64) @ np.array([bins * bins, bins, 1])
-    places, faces = np.unique(ids, return_inverse=True)
+    places, faces = np.unique(numbers_of(corners, bins), return_inverse=True)
     found = np.stack([places % bins, places // bins % bins, places // (bins * bins)], axis=-1)
-    return Mesh((found + 0.5) * (2 / bins) - 1, faces.reshape(-1, 3).astype(np.int64))
+    return Mesh(np.asarray((found + 0.5) * (2 / bins) - 1, np.float64), faces.reshape(-1, 3).astype(np.int64))
+
+
+def numbers_of(corners: npt.NDArray[np.integer], bins: int) -> npt.NDArray[np.int64]:
+    """... 3 -> ...: a number for each place, in the order of vertices."""
+    return np.asarray(corners.astype(np.int64) @ np.array([bins * bins, bins, 1]), np.int64)
 
 
 def _in_order(faces: Triangles) -> tuple[Triangles, int, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from tessera.data.canonical import Corners
+from tessera.data.canonical import Corners, numbers_of
 
 Numbers = npt.NDArray[np.int64]
 
@@ -17,7 +17,8 @@ Numbers = npt.NDArray[np.int64]
 def join_quads(corners: Corners) -> Corners:
     """f 3 3, canonical -> q 4 3: quads and, with the third corner repeated, the triangles that are left. Longest diagonals first,
     as in a rectangle. A quad starts at the lower end of its diagonal; rows are sorted."""
-    ids = numbers_of(corners, corners)
+    bins = int(corners.max(initial=0)) + 1
+    ids = numbers_of(corners, bins)
     faces, shapes = _joinable(corners, ids)
     taken, kept = np.zeros(len(corners), np.bool_), []
     for index, (one, other) in enumerate(faces.tolist()):
@@ -25,7 +26,7 @@ def join_quads(corners: Corners) -> Corners:
             taken[one] = taken[other] = True
             kept.append(index)
     rows = np.concatenate([shapes[kept], corners[~taken][:, [0, 1, 2, 2]]])
-    return rows[np.lexsort(numbers_of(rows, corners).T[::-1])]
+    return rows[np.lexsort(numbers_of(rows, bins).T[::-1])]
 
 
 def split_quads(quads: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
@@ -33,12 +34,6 @@ def split_quads(quads: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
     both = np.stack([quads[:, [0, 1, 2]], quads[:, [0, 2, 3]]], axis=1)
     single = (quads[:, 2] == quads[:, 3]).all(-1)
     return both[np.stack([np.ones_like(single), ~single], axis=1)]
-
-
-def numbers_of(corners: Corners, among: Corners) -> Numbers:
-    """... 3 -> ...: a number for each place, in the order of vertices; the same for all rows that lie `among` these."""
-    size = int(among.max(initial=0)) + 1
-    return np.asarray(corners @ np.array([size * size, size, 1]), np.int64)
 
 
 def _joinable(corners: Corners, ids: Numbers) -> tuple[Numbers, Corners]:

@@ -21,7 +21,7 @@ def is_vector(given: Any) -> bool:
     return isinstance(given, (np.ndarray, Tensor)) and given.ndim == 1
 
 
-def read_vector(given: Any, width: int | None, key: str = "image") -> Tensor:
+def read_vector(given: Any, width: int | None, key: str) -> Tensor:
     """1 e of length 1, fp32. `width` is that of the model's embeddings, None where there are none; `key` that of a request."""
     name = str(given) if isinstance(given, (str, Path)) else key
     if width is None:
@@ -40,10 +40,12 @@ def read_vector(given: Any, width: int | None, key: str = "image") -> Tensor:
 
 
 def _numbers(given: Any) -> Tensor:
-    """fp64."""
-    if isinstance(given, Tensor):
-        given = given.detach().cpu().double().numpy() if not given.is_complex() else given.detach().cpu().numpy()
-    array = np.load(given, allow_pickle=False) if isinstance(given, (str, Path)) else np.asarray(given)
-    if not isinstance(array, np.ndarray) or np.iscomplexobj(array):
-        raise TypeError("it holds several arrays" if not isinstance(array, np.ndarray) else "its numbers are complex")
-    return torch.from_numpy(np.array(array, dtype=np.float64))
+    """fp64, on the CPU."""
+    if not isinstance(given, Tensor):
+        array = np.load(given, allow_pickle=False) if isinstance(given, (str, Path)) else np.asarray(given)
+        if not isinstance(array, np.ndarray):
+            raise TypeError("it holds several arrays")
+        given = torch.from_numpy(array)
+    if given.is_complex():
+        raise TypeError("its numbers are complex")
+    return given.detach().cpu().double()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tessera import pipeline
+from tessera.config import UserError
 from tessera.data.canonical import quantise, standardise, to_mesh
 from tessera.data.quads import join_quads
 from tessera.data.synth.furniture import write_furniture
@@ -91,7 +92,7 @@ def test_a_part_and_the_loss_are_counted_in_quads(session: Session, meshes: list
     (made,) = session.sample("a chair", mesh=part, options={"max_faces": 8})
     assert isinstance(made, Mesh)
     most = len(join_quads(quantise(part, BINS)))
-    with pytest.raises(Exception, match=f"has {most} faces, more than sample.max_faces={most - 1}"):
+    with pytest.raises(UserError, match=f"has {most} faces, more than sample.max_faces={most - 1}"):
         session.sample("a chair", mesh=part, options={"max_faces": most - 1})
     loss = draw.loss(meshes[:2], ["a chair", "a lamp"])
     assert np.isfinite(loss["loss"])
