@@ -34,16 +34,16 @@ SAVED = (0, 143, -signal.SIGTERM)  # exit codes of a command that was asked to s
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """One run. In commands OUT stands for the folder of all of them, RUN for the run's."""
+    """One run. In commands OUT stands for the folder of all of them, RUN for the run's, STORY for the request of three scenes."""
 
     recipe: str
     data: str  # of `tessera data synth`: what, and its options; or the name of a folder of DATA
     sets: str
     then: tuple[str, ...]  # commands after training: of tessera, or a script of this folder
-    stage: str = ""  # the only one that is trained
+    stage: str = ""  # the only one that is trained; or several, each by a command of its own
     after: str = ""  # RUN/STAGE of another one: waits until that stage trains, so until all before it is there
     seconds: float = 0.0  # its training is stopped for good so long after its last stage began
-    drawn: int = 0  # captions of what was held out that are drawn, with the options of the last command
+    drawn: int = 0  # captions of what was held out that are drawn, with the options of the evaluation
     quick: str = ""  # more sets with --quick
 
     @property
@@ -52,7 +52,7 @@ class Headline:
         return self.data.split()[0]
 
 
-CLIPS = "data.start=first engine.validate_every_steps=1000 engine.preview_every_steps=5000"
+CLIPS = "data.start=first data.workers=4 engine.validate_every_steps=1000 engine.preview_every_steps=5000"
 FRAMES = " ".join(f"base.loss.frames.{name}_prob={prob}" for name, prob in
                   {"prefix": 0.1, "between": 0.05, "later": 0.1, "shorter": 0.05}.items())  # fmt: skip
 DIGITS, SHAPES, FURNITURE = "digits --n 16000", "shapes --n 40000 --max-shapes 2", "furniture --n 20000"
@@ -68,9 +68,13 @@ QUICKLY = {
     "data": "data prepare RUN --stage base",
     "bench/cascade.py": "bench/cascade.py RUN --n 4 --samplers dpm --steps 2",
     "bench/draw.py": "bench/draw.py RUN --n 2",
+    "bench/options.py": "bench/options.py RUN --n 2",
+    "sample": "sample RUN --request STORY --out RUN/../story",
 }
 """With --quick, by their first word."""
-JUDGED = "evaluate RUN --n 512 --set sample.chunk=64"
+JUDGED = "evaluate RUN --n 256 --set sample.chunk=64"
+TOLD = "sample RUN --request STORY -n 2 --out RUN/../story"
+TRIED = "bench/options.py RUN --tries as-it-is"
 BEST = ("evaluate RUN --n 144 --checkpoint best --set sample.chunk=48",)
 
 
@@ -98,11 +102,14 @@ def processed(kind: str) -> Headline:
 
 HEADLINES = {
     "phenaki": Headline(
-        "phenaki", DIGITS, f"tokenizer.steps=2600 base.steps=5000 {CLIPS} {FRAMES}", (JUDGED,), drawn=8,
+        "phenaki", DIGITS, f"tokenizer.steps=2600 base.steps=5000 {CLIPS} {FRAMES}",
+        (JUDGED, TOLD, f"{TRIED} guidance=2 guidance=5 steps=32 temperature=0.8 remask=0 remask=0.5,steps=32"),
+        stage="tokenizer base", drawn=8,
         quick="tokenizer.steps=2 base.steps=2",
     ),
     "nuwa": Headline(
-        "nuwa", DIGITS, f"base.needs.tokenizer=OUT/phenaki/run/tokenizer base.steps=4000 {CLIPS}", (JUDGED,),
+        "nuwa", DIGITS, f"base.needs.tokenizer=OUT/phenaki/run/tokenizer base.steps=4000 {CLIPS}",
+        (JUDGED, f"{TRIED} guidance=1 guidance=1.5 guidance=3 temperature=1 temperature=0.7 temperature=0.7,guidance=1.5"),
         after="phenaki/base", drawn=8, quick="base.steps=2",
     ),
     "cvivit": Headline(
@@ -155,6 +162,7 @@ HEADLINES = {
 }  # fmt: skip
 
 
+STORY = Path(__file__).with_name("story.yaml")
 DONE = "done"  # a file in the folder of a run that came to its end
 RUNNING: set[subprocess.Popen[bytes]] = set()
 
@@ -222,7 +230,8 @@ class Running:
             train(self)
             for number, line in enumerate(self.headline.then):
                 words = (QUICKLY[line.split()[0]] if self.asked.quick else line).split()
-                command(self, f"then-{number + 1}", [word.replace("RUN", str(self.home / "run")) for word in words])
+                names = {"RUN": str(self.home / "run"), "STORY": str(STORY)}
+                command(self, f"then-{number + 1}", [replaced(word, names) for word in words])
             if self.headline.drawn:
                 draw(self)
             (self.home / DONE).touch()
@@ -281,32 +290,40 @@ def sets_of(headline: Headline, out: Path, quick: bool) -> list[str]:
 
 def train(run: Running) -> None:
     """In as many commands of nine minutes as it takes; or in one that is cut."""
-    preset = ["--preset", "tiny"] if run.asked.quick else []
-    stage = ["--stage", run.headline.stage] if run.headline.stage else []
-    sets = [f"seed={run.asked.seed}", *sets_of(run.headline, run.asked.out, run.asked.quick)]
-    place = str(run.home / "run")
-    words = ["train", run.headline.recipe, "--data", str(run.data), "--run", place, *preset, *stage, "--set", *sets]
-    number, done = 1, command(run, "train-1", words)
-    while not done and not run.headline.seconds:
-        number += 1
-        if number > MOST_COMMANDS:
-            raise Failed(f"not trained after {MOST_COMMANDS} commands of {MOST_SECONDS:.0f} s")
-        done = command(run, f"train-{number}", ["resume", place, *stage])
+    preset, place = ["--preset", "tiny"] if run.asked.quick else [], str(run.home / "run")
+    sets = ["--set", f"seed={run.asked.seed}", *sets_of(run.headline, run.asked.out, run.asked.quick)]
+    begin = ["train", run.headline.recipe, "--data", str(run.data), "--run", place, *preset]
+    number = 0
+    for name in run.headline.stage.split() or [""]:
+        stage, done = ["--stage", name] if name else [], False
+        while not done:
+            number += 1
+            if number > MOST_COMMANDS:
+                raise Failed(f"not trained after {MOST_COMMANDS} commands of {MOST_SECONDS:.0f} s")
+            words = ["resume", place, *stage] if number > 1 else [*begin, *stage, *sets]
+            done = command(run, f"train-{number}", words) or run.headline.seconds > 0
 
 
 def draw(run: Running) -> None:
-    """Captions that were held out, through the checkpoint and in the chunks of the last command."""
+    """Captions that were held out, through the checkpoint and in the chunks of the evaluation."""
     place = run.home / "run"
     config = resolve(run.headline.recipe, preset="tiny" if run.asked.quick else "small", data=str(run.data), steps=None,
                      sets=sets_of(run.headline, run.asked.out, run.asked.quick))  # fmt: skip
     number = 2 if run.asked.quick else run.headline.drawn
     captions = held_out(RECIPES[run.headline.recipe].medium, config.data, 32)[:number]
     (run.home / "captions.txt").write_text("".join(f"{caption}\n" for caption in captions))
-    words = run.headline.then[-1].split()
+    words = next(line for line in reversed(run.headline.then) if line.startswith("evaluate")).split()
     best = ["--checkpoint", "best"] if "best" in words else []
     chunk = [word for word in words if word.startswith("sample.chunk")]
     options = ["--prompts", str(run.home / "captions.txt"), "--out", str(run.home / "drawn"), *best]
     command(run, "draw", ["sample", str(place), *options, *(["--set", *chunk] if chunk else [])])
+
+
+def replaced(word: str, names: dict[str, str]) -> str:
+    """With what the names stand for."""
+    for name, value in names.items():
+        word = word.replace(name, value)
+    return word
 
 
 def command(run: Running, log: str, words: list[str]) -> bool:

@@ -31,6 +31,7 @@ from tessera.evals.evaluate import Evaluation, Report, Say, copies_report, dealt
 from tessera.evals.features import Extractor, load_extractor
 from tessera.evals.health import Health, judge_accuracy, judge_distance
 from tessera.evals.nets import Fitting, Pictures
+from tessera.evals.oracle import told_at_once
 from tessera.evals.slots import find_slots
 from tessera.media.clips import Frames
 from tessera.media.sheets import sheet
@@ -80,7 +81,8 @@ def evaluate_clips(
     rows = ClipRows(asked, make_rows(subject, asked, config.seed, world, say))
     report: Report = {"n": len(asked), "seed": config.seed, "held_out": material.origin, "subject": dict(subject.about)}
     report["oracle"] = oracle_report(material, rows, config.seed)
-    report["reconstruction"] = reconstruction_report(rows)
+    say(told_at_once(report["oracle"]))
+    report["reconstruction"] = reconstruction_report(rows, world.device)
     report["flicker"] = flicker_report(rows)
     report["codes"] = codes_report(subject, asked, world)
     few = f"{len(asked)} held-out and {len(material.train)} training clips: too few; {MIN_SAMPLES} or more are needed"
@@ -162,12 +164,13 @@ def oracle_report(material: ClipMaterial, rows: ClipRows, seed: int) -> Report:
     return {**table.get("samples", {}), "rows": table}
 
 
-def reconstruction_report(rows: ClipRows) -> Report:
+def reconstruction_report(rows: ClipRows, device: torch.device) -> Report:
     """What the tokenizer keeps at the top; `still`, what the first frame alone would, below it."""
     if "reconstruction" not in rows.made:
         return {"skipped": "no reconstructions"}
     real = rows.asked.clips
-    table = {"still": kept_of(real, still(real)), "reconstruction": kept_of(real, rows.made["reconstruction"])}
+    made = {"still": still(real), "reconstruction": rows.made["reconstruction"]}
+    table = {name: kept_of(real, clips, device) for name, clips in made.items()}
     return {**table["reconstruction"], "rows": table}
 
 

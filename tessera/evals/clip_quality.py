@@ -15,22 +15,30 @@ from tessera.media.clips import Frames
 from tessera.nn.similarity import psnr, ssim
 
 COPY_FRAMES = 4  # of a clip by which copies are found in pixels
+BATCH = 16  # clips that are compared together
 SSIM_WINDOW = 11  # smaller pictures have no SSIM
 
 
-def kept_of(real: Sequence[Frames], made: Sequence[Frames]) -> dict[str, float | None]:
+def kept_of(real: Sequence[Frames], made: Sequence[Frames], device: torch.device) -> dict[str, float | None]:
     """PSNR in decibel of all pixels of a clip, `psnr_first` of its first frame alone, SSIM as a mean over its frames; means over
-    clips."""
-    rows = [_scores(*pair) for pair in zip(real, made, strict=True)]
-    means = [float(np.mean(column)) for column in zip(*(row[:2] for row in rows), strict=True)]
-    similar = [row[2] for row in rows if row[2] is not None]
-    return {"psnr": means[0], "psnr_first": means[1], "ssim": float(np.mean(similar)) if similar else None}
+    clips. Clips of one shape are compared together, on the device."""
+    shapes = [clip.shape for clip in real]
+    groups = [[row for row, shape in enumerate(shapes) if shape == own] for own in dict.fromkeys(shapes)]
+    parts = [rows[first : first + BATCH] for rows in groups for first in range(0, len(rows), BATCH)]
+    scores = [_scores(np.stack([real[row] for row in part]), np.stack([made[row] for row in part]), device) for part in parts]
+    means = [float(np.mean(np.concatenate([score[column] for score in scores]))) for column in (0, 1)]
+    similar = [score[2] for score in scores if score[2] is not None]
+    return {"psnr": means[0], "psnr_first": means[1], "ssim": float(np.mean(np.concatenate(similar))) if similar else None}
 
 
-def _scores(real: Frames, made: Frames) -> tuple[float, float, float | None]:
-    x, y = (from_uint8(torch.from_numpy(np.ascontiguousarray(clip)).permute(0, 3, 1, 2)) for clip in (real, made))
-    similar = float(ssim(x, y).mean()) if min(x.shape[2:]) >= SSIM_WINDOW else None
-    return float(psnr(x[None], y[None])), float(psnr(x[:1], y[:1])), similar
+def _scores(real: Frames, made: Frames, device: torch.device) -> tuple[Features, Features, Features | None]:
+    """Of clips b t h w 3, one each."""
+    x, y = (from_uint8(torch.from_numpy(clips).to(device)).movedim(-1, -3) for clips in (real, made))  # b t 3 h w
+    whole, first = psnr(x, y), psnr(x[:, 0], y[:, 0])
+    similar = None
+    if min(x.shape[-2:]) >= SSIM_WINDOW:
+        similar = ssim(x.flatten(0, 1), y.flatten(0, 1)).unflatten(0, x.shape[:2]).mean(1).cpu().numpy()
+    return whole.cpu().numpy(), first.cpu().numpy(), similar
 
 
 def still(clips: Sequence[Frames]) -> list[Frames]:

@@ -88,6 +88,7 @@ def evaluate(
     report: Report = {"n": len(asked), "seed": config.seed, "held_out": material.origin, "subject": dict(subject.about)}
     copies: Copies | None = None
     report["oracle"] = oracle_report(material, rows, config.seed)
+    say(oracle.told_at_once(report["oracle"]))
     if len(asked) < MIN_SAMPLES or len(material.train) < MIN_SAMPLES:
         few = f"{len(asked)} held-out and {len(material.train)} training pictures: too few; {MIN_SAMPLES} or more are needed"
         report |= {name: {"skipped": few} for name in ("fd", "kd", "is", "copies", "retrieval")}

@@ -103,6 +103,7 @@ def evaluate_meshes(
     report: Report = {"n": len(asked), "seed": config.seed, "held_out": material.origin, "subject": dict(subject.about)}
     report |= {"points": measuring.points, "bins": material.bins}
     report["oracle"] = oracle_report(material, rows, config.seed)
+    say(oracle.told_at_once(report["oracle"]))
     report["reconstruction"] = reconstruction_report(rows, clouds, measuring)
     report["shapes"] = shapes_report(rows)
     nearest: dict[int, int] = {}

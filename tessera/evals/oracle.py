@@ -89,3 +89,10 @@ def reference_rows(
         "nearest": tally([train[index] for index in nearest], asked, score),
         "real": tally(real, asked, score),
     }
+
+
+def told_at_once(section: Mapping[str, Any]) -> str:
+    """The first answer of an evaluation, long before its report."""
+    if "joint" not in section:
+        return f"oracle: {section['skipped']}" if "skipped" in section else "the oracle has judged what needs no samples"
+    return f"the oracle finds {section['joint']:.1%} of {section['n']:,} samples right in everything"

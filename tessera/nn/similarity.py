@@ -16,8 +16,9 @@ def psnr(x: Tensor, y: Tensor) -> Tensor:
 def ssim(x: Tensor, y: Tensor) -> Tensor:
     """Wang et al. 2004, equation 13: 11 x 11 Gaussian window of deviation 1.5, K = (0.01, 0.03), windows inside the picture."""
     window = _gaussian(x.device)
-    x, y = x.float(), y.float()
-    with torch.autocast(x.device.type, enabled=False):
+    x, y, cudnn = x.float(), y.float(), torch.backends.cudnn
+    exact = cudnn.flags(enabled=True, deterministic=cudnn.deterministic, allow_tf32=False)  # variances are small differences
+    with torch.autocast(x.device.type, enabled=False), exact:
         mean_x, mean_y = _blur(x, window), _blur(y, window)
         var_x, var_y = _blur(x * x, window) - mean_x**2, _blur(y * y, window) - mean_y**2
         covariance = _blur(x * y, window) - mean_x * mean_y

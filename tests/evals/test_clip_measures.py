@@ -53,15 +53,27 @@ def test_psnr_by_numpy_counts_the_frames_of_each_clip() -> None:
     made = tuple(np.clip(clip + rng.integers(-9, 10, clip.shape), 0, 255).astype(np.uint8) for clip in TEST.clips)
     errors = [np.square(a.astype(float) - b).mean() for a, b in zip(TEST.clips, made, strict=True)]
     firsts = [np.square(a[0].astype(float) - b[0]).mean() for a, b in zip(TEST.clips, made, strict=True)]
-    found = kept_of(TEST.clips, made)
+    found = kept_of(TEST.clips, made, CPU)
     assert found["psnr"] == pytest.approx(np.mean([10 * np.log10(255**2 / error) for error in errors]), rel=1e-5)
     assert found["psnr_first"] == pytest.approx(np.mean([10 * np.log10(255**2 / error) for error in firsts]), rel=1e-5)
     assert found["ssim"] is not None
     assert 0.2 < found["ssim"] < 0.999
-    same = kept_of(TEST.clips, TEST.clips)
+    same = kept_of(TEST.clips, TEST.clips, CPU)
     assert (same["psnr"], same["ssim"]) == (100.0, pytest.approx(1.0))
     small = [clip[:, :8, :8] for clip in TEST.clips]
-    assert kept_of(small, small)["ssim"] is None
+    assert kept_of(small, small, CPU)["ssim"] is None
+
+
+def test_clips_that_are_compared_together_score_as_alone() -> None:
+    """Of different lengths and sizes, more than fit a batch."""
+    rng = np.random.default_rng(1)
+    sizes = [(3 + number % 3, 16 if number % 2 else 12) for number in range(50)]
+    real = [rng.integers(0, 256, (length, side, 16, 3)).astype(np.uint8) for length, side in sizes]
+    made = [np.clip(clip + rng.integers(-40, 41, clip.shape), 0, 255).astype(np.uint8) for clip in real]
+    alone = [kept_of([a], [b], CPU) for a, b in zip(real, made, strict=True)]
+    together = kept_of(real, made, CPU)
+    for name, value in together.items():
+        assert value == pytest.approx(np.mean([row[name] for row in alone]), rel=1e-5), name
 
 
 def test_flicker_by_hand() -> None:

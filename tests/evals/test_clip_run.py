@@ -101,6 +101,7 @@ def test_a_run_is_judged_by_its_folder(session: Session, tmp_path: Path) -> None
     assert report["codes"]["tokens"] > 0
     assert "telling 2 stories of three scenes" in said
     assert "drawing 8 clips from their captions" in said
+    assert "oracle: these data have no oracle; `tessera data synth digits` makes some that have" in said
     assert lines(report)
     assert len(greys(session.sample("up")[0])) == 5
 

@@ -59,6 +59,7 @@ def test_a_run_is_judged(run: Path) -> None:
     assert (folder / "evaluation.png").is_file()
     assert not (folder / "extractor.safetensors").exists()
     assert "drawing 3 meshes from their captions" in said
+    assert any(line.startswith("the oracle finds ") and line.endswith(" of 3 samples right in everything") for line in said)
     assert lines(report)
     again, _ = evaluate_run(run, n=3, sets=QUICK, device="cpu")
     assert again.report == first.report, "the same weights and seed give the same numbers"

@@ -1,0 +1,75 @@
+"""The script that compares sampling options: what the oracle says of each try, of all three media."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tessera.config import MeshDataConfig, VideoDataConfig
+from tessera.data.synth.digits import write_digits
+from tessera.data.synth.furniture import write_furniture
+from tessera.evals.clip_material import load_clips
+from tessera.evals.material import load_material
+from tessera.evals.mesh_material import load_meshes
+from tessera.media.clips import Frames
+from tessera.sampling.session import Session
+from tests.recipes.test_dalle2_drawing import run, session, workshop
+
+__all__ = ["run", "session", "workshop"]
+
+
+@pytest.fixture
+def options(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
+    return importlib.import_module("options")
+
+
+def test_each_try_is_drawn_with_its_options_and_judged(
+    run: Path, session: Session, options: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = load_material(session.config.data.at(32), most_train=1, most_held_out=4, seed=0).held_out
+    asked: list[tuple[list[str], dict[str, Any]]] = []
+
+    def sample(self: Session, prompts: list[str], *, seed: int, options: dict[str, Any]) -> list[Any]:
+        asked.append((prompts, options))
+        assert seed == 0
+        return list(real.pictures if options.get("guidance") == 2 else real.pictures[::-1])
+
+    monkeypatch.setattr(Session, "sample", sample)
+    monkeypatch.setattr(sys, "argv", ["options.py", str(run), "--n", "4", "--tries", "as-it-is", "guidance=2,sampler=heun"])
+    options.main()
+    first, own, other = capsys.readouterr().out.splitlines()
+    assert first == f"{len(real)} held-out captions"
+    assert asked == [(list(real.captions), {"chunk": 64}), (list(real.captions), {"chunk": 64, "guidance": 2, "sampler": "heun"})]
+    assert other.startswith("guidance=2,sampler=heun ")
+    assert "joint 100.0%" in other
+    assert own.startswith("as-it-is ")
+    assert "joint 100.0%" not in own
+
+
+@dataclass(frozen=True)
+class Made:
+    frames: Frames
+
+
+def test_clips_and_meshes_are_judged_by_their_own_oracles(options: ModuleType, tmp_path: Path) -> None:
+    write_digits(tmp_path / "digits", 40, 0, image_size=32, frames=11)
+    data = VideoDataConfig(path=str(tmp_path / "digits"), resolution=32, frames=9)
+    clips = load_clips(data, most_train=1, most_held_out=4, seed=0)
+    captions = list(clips.held_out.captions)
+    found = options.JUDGES["clip"](clips, [Made(clip) for clip in clips.held_out.clips], captions).as_dict()
+    assert (found["joint"], found["n"]) == (1.0, len(captions))
+    assert all(row["joint"] == 1.0 for row in found["directions"].values())
+    backwards = options.JUDGES["clip"](clips, [Made(clip[::-1]) for clip in clips.held_out.clips], captions).as_dict()
+    assert (backwards["direction"], backwards["colour"]) == (0.0, 1.0)
+
+    write_furniture(tmp_path / "furniture", 40, 0)
+    meshes = load_meshes(MeshDataConfig(path=str(tmp_path / "furniture")), most_train=1, most_held_out=4, seed=0)
+    captions = list(meshes.held_out.captions)
+    assert options.JUDGES["mesh"](meshes, meshes.held_out.meshes, captions).as_dict()["joint"] == 1.0
