@@ -30,6 +30,23 @@ def compile_module(module: nn.Module, *, recorded: bool = False, shapes: Shapes 
     module.compile(options=options, dynamic=DYNAMIC[shapes])
 
 
+def compile_parts(net: nn.Module, kinds: tuple[type[nn.Module], ...], *, recorded: bool = False, shapes: Shapes = "few") -> None:
+    """Each part by itself: equal ones are compiled once, so many layers take seconds where the whole would take minutes."""
+    for module in outermost(net, kinds):
+        compile_module(module, recorded=recorded, shapes=shapes)
+
+
+def outermost(net: nn.Module, kinds: tuple[type[nn.Module], ...]) -> list[nn.Module]:
+    """Modules of these kinds that lie in no other of them."""
+    found: list[nn.Module] = []
+    inside: set[nn.Module] = set()
+    for module in net.modules():
+        if isinstance(module, kinds) and module not in inside:
+            found.append(module)
+            inside.update(module.modules())
+    return found
+
+
 @functools.cache
 def settle_einops() -> None:
     """A rearrangement is one node of the graph. Torch would otherwise follow einops into its parser at every call, which was more

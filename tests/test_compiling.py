@@ -6,10 +6,8 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from tessera.compiling import DYNAMIC, MOST_VARIANTS, compile_module
-from tessera.config import OptimConfig
-from tessera.contracts import Best, Stage, Turn
-from tessera.engine.state import recomputed, to_compile
+from tessera.compiling import DYNAMIC, MOST_VARIANTS, compile_module, outermost
+from tessera.engine.state import recomputed
 
 
 class Inner(nn.Module):
@@ -32,15 +30,7 @@ class Outer(nn.Module):
 
 def test_what_lies_inside_is_compiled_with_what_surrounds_it() -> None:
     net = nn.Sequential(Outer(2), Inner(2))
-    turn = Turn(name="t", trains=("net",), loss=None)  # type: ignore[arg-type]
-    stage = Stage(
-        nets={"net": net},
-        turns=[turn],
-        optim={"net": OptimConfig()},
-        best=Best("loss", higher_is_better=False),
-        compiled=(Inner, Outer),
-    )
-    assert to_compile(net, stage) == [net[0], net[1]]
+    assert outermost(net, (Inner, Outer)) == [net[0], net[1]]
 
 
 def test_what_is_recomputed_is_compiled_all_the_same() -> None:

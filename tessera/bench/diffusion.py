@@ -13,7 +13,7 @@ from tessera.batches import PairBatch, TextStates
 from tessera.bench.images import pictures, reduced, trainer
 from tessera.bench.masked import Size, captions, variant
 from tessera.bench.timing import device, time_call, time_steps
-from tessera.compiling import compile_module
+from tessera.compiling import compile_parts
 from tessera.config import OptimConfig
 from tessera.contracts import Context, Nets
 from tessera.generators.diffusion.condition import Condition
@@ -106,7 +106,7 @@ def sample_case(data: Path | None) -> dict[str, Any]:
     without a recording, times the steps."""
     num, net, how = 2 if reduced() else 16, denoiser().eval(), DRAW.model_copy(update={"steps": 2}) if reduced() else DRAW
     if not reduced() and "eager" not in variant():
-        compile_module(net)
+        compile_parts(net, COMPILED)
     process, bf16, condition = build_process(STAGE.process), device().type == "cuda", told(num)
     shape, seeds = (3, side(), side()), torch.arange(num, device=device())
     drawn = DiffusionSampler(net, process, how, bf16=bf16)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
 
-from tessera.compiling import compile_module
+from tessera.compiling import compile_parts
 from tessera.config import EngineConfig
 from tessera.contracts import Stage
 from tessera.engine.ema import Pairs, average_of, pairs_of
@@ -88,22 +88,11 @@ def speed_up(net: nn.Module, stage: Stage, config: EngineConfig) -> None:
     for module in net.modules():
         if config.activation_checkpointing and isinstance(module, stage.checkpointed):
             module.forward = recomputed(module.forward)
-    for module in to_compile(net, stage) if config.compile else ():
-        compile_module(module, recorded=config.cuda_graphs and not stage.recorded, shapes=stage.shapes)
+    if config.compile:
+        compile_parts(net, stage.compiled, recorded=config.cuda_graphs and not stage.recorded, shapes=stage.shapes)
     for module in net.modules():
         if config.cuda_graphs and isinstance(module, stage.recorded):
             replay(module)
-
-
-def to_compile(net: nn.Module, stage: Stage) -> list[nn.Module]:
-    """The outermost of those that the stage names: what lies inside is compiled with them."""
-    found: list[nn.Module] = []
-    inside: set[nn.Module] = set()
-    for module in net.modules():
-        if isinstance(module, stage.compiled) and module not in inside:
-            found.append(module)
-            inside.update(module.modules())
-    return found
 
 
 def recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,9 +15,9 @@ from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tessera import engine
-from tessera.compiling import DYNAMIC, settle_einops
+from tessera.compiling import DYNAMIC, outermost, settle_einops
 from tessera.engine.replay import NetRecording, Replayed
-from tessera.engine.state import TrainState, to_compile
+from tessera.engine.state import TrainState
 from tessera.engine.step import Setting, train_step
 from tessera.recording import mapped, tensors_of
 from tests.contract.test_stages import STAGES, STEPS, WORLD, data, named, small
@@ -107,7 +107,7 @@ def test_nothing_is_compiled_while_it_is_recorded(
         pytest.skip("nothing of it is recorded")
     settle_einops()
     for net in stage.all_nets.values():
-        for module in to_compile(net, stage):
+        for module in outermost(net, stage.compiled):
             module.compile(backend="aot_eager", dynamic=DYNAMIC[stage.shapes])
         for module in (m for m in net.modules() if isinstance(m, stage.recorded)):
             module._compiled_call_impl = Anywhere(module, module._compiled_call_impl or module._call_impl, Again)

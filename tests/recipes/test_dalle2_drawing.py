@@ -101,6 +101,24 @@ def test_a_prompt_gives_pictures_of_the_last_size_each_by_its_own_seed(session: 
     assert not np.array_equal(one, other)
 
 
+@pytest.mark.slow  # a minute of compiling
+def test_compiled_layers_draw_the_same(run: Path) -> None:
+    session, options = load(run, device="cpu"), {"steps": 2}
+    (plain,) = session.sample("a red circle", seed=3, options=options)
+    painter = session.draw
+    assert isinstance(painter, Painter)
+    nets = {name: nets["generator"] for name, nets in painter.stages.items() if "generator" in nets}
+    assert not any(compiled_in(net) for net in nets.values())
+    (compiled,) = session.sample("a red circle", seed=3, options={**options, "compile": True})
+    assert all(compiled_in(net) for net in nets.values()), "prior, base and upsampler"
+    np.testing.assert_allclose(np.asarray(compiled).astype(float), np.asarray(plain).astype(float), atol=1)
+
+
+def compiled_in(net: torch.nn.Module) -> int:
+    """How many of its modules are compiled, the whole not counted."""
+    return sum(module._compiled_call_impl is not None for module in net.modules() if module is not net)
+
+
 def test_candidates_are_compared_with_the_prompt(session: Session) -> None:
     painter = session.draw
     assert isinstance(painter, Painter)

@@ -13,14 +13,16 @@ from PIL import Image
 from torch import Tensor
 
 from tessera.batches import PairBatch, TextStates, from_uint8
-from tessera.compiling import compile_module
+from tessera.compiling import compile_parts
 from tessera.config import UserError
 from tessera.contracts import Chunk, Context, Nets
+from tessera.generators.diffusion.denoisers import COMPILED
 from tessera.generators.diffusion.losses import DiffusionLosses
 from tessera.generators.diffusion.processes import build_process
 from tessera.generators.diffusion.sample import DiffusionSampleConfig, DiffusionSampler
 from tessera.generators.diffusion.stage import DiffusionStageConfig
 from tessera.media.images import to_picture
+from tessera.nn.attention import EncoderBlock
 from tessera.randomness import mix_tensors
 from tessera.recipes.captions import Prompts
 from tessera.recipes.dalle2.config import Dalle2Config, Dalle2SampleConfig, PriorSampleConfig
@@ -220,12 +222,12 @@ class Painter:
         return self._samplers[key]
 
     def compile(self) -> None:
-        """All denoisers. Steps that were recorded before are forgotten."""
+        """All denoisers, layer by layer. Steps that were recorded before are forgotten."""
         self._compiled = True
         self._samplers.clear()
         for nets in self.stages.values():
             if "generator" in nets:
-                compile_module(nets["generator"])
+                compile_parts(nets["generator"], (*COMPILED, EncoderBlock))
 
     # --- of real pictures
 
