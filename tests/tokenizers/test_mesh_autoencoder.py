@@ -18,7 +18,8 @@ from tessera.engine.dist import World
 from tessera.engine.state import TrainState, place
 from tessera.engine.step import Setting, StepReport, train_step
 from tessera.tokenizers.mesh.autoencoder import GraphTokenizer, GraphTokenizerConfig, convolve
-from tessera.tokenizers.mesh.graph_losses import GraphLossConfig, GraphLosses, blurred_divergence, follow
+from tessera.tokenizers.mesh.bins import BinScores, blurred_divergence
+from tessera.tokenizers.mesh.graph_losses import GraphLossConfig, GraphLosses, follow
 from tessera.tokenizers.mesh.graph_stage import GraphTokenizerStageConfig, build_stage
 from tests.tokenizers.graph_meshes import (
     BINS,
@@ -57,11 +58,11 @@ def test_moved_products_are_a_convolution(kernel: int, length: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_of_one_is_a_batch_of_many(kind: str) -> None:
     net, meshes = build(**KINDS[kind]), meshes_for(kind)
-    together = net(*pad(meshes, 70, junk=True))
+    together = net.reconstruct(*pad(meshes, 70, junk=True))
     ids = net.encode(*pad(meshes, 70, junk=True))
     assert torch.equal(ids, together.ids)
     for index, mesh in enumerate(meshes):
-        alone, size = net(*pad([mesh])), len(mesh)
+        alone, size = net.reconstruct(*pad([mesh])), len(mesh)
         torch.testing.assert_close(together.logits[index, :size], alone.logits[0], rtol=1e-5, atol=1e-5)
         assert torch.equal(ids[index, :size], alone.ids[0])
         assert not ids[index, size:].any()
@@ -147,7 +148,7 @@ def test_ids_are_those_of_vertices_and_in_range(kind: str) -> None:
 def test_autocast_leaves_logits_in_full_precision() -> None:
     net, data = build(encoder_attention=1, decoder_attention=1), batch(meshes_for("fsq"))
     with torch.autocast("cpu", torch.bfloat16):
-        made = net(data.corners, data.num_faces)
+        made = net.reconstruct(data.corners, data.num_faces)
         loss = turn(net, data)
     assert made.logits.dtype == loss.total.dtype == torch.float32
     assert made.latents.dtype == torch.float32
@@ -194,12 +195,12 @@ def test_the_first_loss_is_what_theory_says() -> None:
 
 def test_parts_by_hand() -> None:
     net, data = build(), batch([table(), box((4, 4, 4), (27, 20, 9))], valid=[True, False])
-    made = net(data.corners, data.num_faces)
+    made = net.reconstruct(data.corners, data.num_faces)
     guessed = made.logits.argmax(-1)
     guessed[0, ::3] = data.corners[0, ::3]  # some faces all right
     guessed[0, 1::3, 0] = data.corners[0, 1::3, 0]
     made.logits.data.scatter_(-1, guessed[..., None], 50.0)
-    parts = GraphLosses(GraphLossConfig()).reconstruction_parts(made, data)
+    parts = BinScores()(made.logits, data.corners, 0.4)
     right = (guessed == data.corners)[0].numpy()
     np.testing.assert_allclose(parts["triangle_accuracy"][0], right.reshape(60, 9).all(1))
     np.testing.assert_allclose(parts["bin_accuracy"][0], right.reshape(60, 9).mean(1), rtol=1e-6)
@@ -217,7 +218,7 @@ def test_validation_measures_and_digests() -> None:
     assert set(loss.parts) == {"kl", "bin_accuracy", "triangle_accuracy", "commitment"}
     assert all(torch.equal(loss.parts[name], trained.parts[name]) for name in loss.parts)
     numbers = losses.digest(loss.stats)
-    made = net(data.corners, data.num_faces)
+    made = net.reconstruct(data.corners, data.num_faces)
     real = made.quantized.ids[made.graph.occupied]
     assert numbers["codes_used"] == pytest.approx(np.mean([len(real[:, link].unique()) / 32 for link in range(2)]))
 
@@ -267,7 +268,7 @@ def test_codebooks_and_statistics_follow_the_vertices() -> None:
     stage, state = start(quantizer=RVQ)
     data = batch(meshes_for("rvq"), 80, junk=True)
     net = stage.nets["tokenizer"]
-    made = net(data.corners, data.num_faces)
+    made = net.reconstruct(data.corners, data.num_faces)
     before = net.quantizer.chain[0].codebook.clone()
     step(stage, state, data)
     real = made.latents[made.graph.occupied].detach()
@@ -297,8 +298,8 @@ def test_recomputed_activations_change_nothing() -> None:
 
 def test_dropout_is_random_in_training_only() -> None:
     net, data = build(dropout=0.5), pad([table()])
-    assert not torch.equal(net(*data).logits, net(*data).logits)
-    assert torch.equal(net.eval()(*data).logits, net(*data).logits)
+    assert not torch.equal(net.reconstruct(*data).logits, net.reconstruct(*data).logits)
+    assert torch.equal(net.eval().reconstruct(*data).logits, net.reconstruct(*data).logits)
 
 
 # ---- building

@@ -72,7 +72,7 @@ def check(meshes: list[Mesh]) -> int:
         digits = tokens.encode({"tokenizer": net}, corners, faces)
         parts = digits.unflatten(-1, (3, 2, 2))
         assert torch.equal(parts[..., 0] * DIGITS[1] + parts[..., 1], codes)
-        back, logits = tokens.decode({"tokenizer": net}, digits, faces), net(corners, faces).logits
+        back, logits = tokens.decode({"tokenizer": net}, digits, faces), net.reconstruct(corners, faces).logits
         chosen = logits.gather(-1, back[..., None])[..., 0]
         for row, count in enumerate(faces.tolist()):
             mesh, ids = corners[row, :count], codes[row, :count].flatten(0, 1)

@@ -22,6 +22,7 @@ from tessera.nn.attention import EncoderBlock, RMSNorm, linear
 from tessera.nn.conv import initialise
 from tessera.nn.positions import rotary_angles
 from tessera.nn.quantizers import FSQConfig, Quantized, Residual, ResidualConfig
+from tessera.tokenizers.mesh.bins import BinScores
 from tessera.tokenizers.mesh.graph import (
     Graph,
     at_corners,
@@ -32,6 +33,7 @@ from tessera.tokenizers.mesh.graph import (
     vertex_mean,
 )
 
+QUANTIZER = "quantizer/"  # in front of the names of the quantizer's own sums
 MOST_BINS = 1024  # areas are exact in fp32 up to here
 
 
@@ -99,6 +101,16 @@ class Reconstruction:
     graph: Graph
     latents: Tensor  # (b f c) d, one a slot of `graph`, as the encoder made them
     quantized: Quantized  # of the slots; its terms have one number a slot
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """All that training needs of a batch: a recording ends here, so little is handed out of it."""
+
+    scores: dict[str, Tensor]  # of `BinScores`, b f
+    terms: dict[str, Tensor]  # the quantizer's own, b f
+    mask: Tensor  # b f bool: faces in front of their mesh's end
+    sums: dict[str, Tensor]  # over vertices of valid meshes: what `follow` and the log read
 
 
 class GraphLayer(nn.Module):
@@ -242,6 +254,7 @@ class GraphTokenizer(nn.Module):
         self.vocab_size, self.num_quantizers = config.quantizer.vocab_size, config.quantizer.num_quantizers
         self.encoder, self.decoder = Encoder(config, bins), Decoder(config, bins)
         self.quantizer: Residual = config.quantizer.build()
+        self.scores = BinScores()
         self.register_buffer("latent_mean", torch.zeros(config.quantizer.width))
         self.register_buffer("latent_variance", torch.ones(config.quantizer.width))
 
@@ -250,13 +263,32 @@ class GraphTokenizer(nn.Module):
         """Ids of one face."""
         return self.corners * self.num_quantizers
 
-    def forward(self, corners: Tensor, num_faces: Tensor, valid: Tensor | None = None) -> Reconstruction:
-        """There and back, with gradients. valid: b, which meshes the quantizer's terms count; None counts all."""
+    def forward(self, corners: Tensor, num_faces: Tensor, valid: Tensor, blur: float) -> Judged:
+        """There and back, compared with what went there, with gradients. valid: b, which meshes count among vertices."""
+        made = self.reconstruct(corners, num_faces, valid)
+        terms = {name: at_corners(term, made.graph).mean(-1) for name, term in made.quantized.terms.items()}
+        return Judged(self.scores(made.logits, corners, blur), terms, made.graph.mask, self.sums(made, valid))
+
+    def reconstruct(self, corners: Tensor, num_faces: Tensor, valid: Tensor | None = None) -> Reconstruction:
+        """There and back. valid: b, which meshes the quantizer's terms count; None counts all."""
         graph = self.graph_of(corners, num_faces)
         latents = self.latent(corners, graph)
         quantized = self.quantizer(self.standardise(latents), slot_weights(graph, valid))
         logits = self.decoder(at_corners(quantized.codes, graph), graph.mask).float()
         return Reconstruction(logits, self.ids_at_corners(quantized.ids, graph), graph, latents, quantized)
+
+    @torch.no_grad()
+    def sums(self, made: Reconstruction, valid: Tensor) -> dict[str, Tensor]:
+        """Over vertices: counts of codes, sums of latents, and the quantizer's own under its name."""
+        weights, latents = slot_weights(made.graph, valid), made.latents.float()
+        own = self.quantizer.sums(made.quantized.prepared, made.quantized.ids, weights)
+        return {
+            "codes": self.quantizer.counts(made.quantized.ids, weights),
+            "latent_count": weights.sum(),
+            "latent_sum": (latents * weights[:, None]).sum(0),
+            "latent_square": (latents.square() * weights[:, None]).sum(0),
+            **{QUANTIZER + name: value for name, value in own.items()},
+        }
 
     def graph_of(self, corners: Tensor, num_faces: Tensor) -> Graph:
         """Checks the shape; a quad would otherwise be read as something else."""

@@ -9,6 +9,7 @@ from tessera.contracts import Best, Stage, Turn
 from tessera.nn.attention import EncoderBlock
 from tessera.nn.quantizers import Residual
 from tessera.tokenizers.mesh.autoencoder import ConvBlock, Decoder, Encoder, GraphLayer, GraphTokenizer, GraphTokenizerConfig
+from tessera.tokenizers.mesh.bins import BinScores
 from tessera.tokenizers.mesh.graph_losses import GraphLossConfig, GraphLosses, follow
 
 
@@ -42,7 +43,7 @@ def build_stage(config: GraphTokenizerStageConfig, bins: int) -> Stage:
         measure=losses.measure,
         after=follow,
         digest=losses.digest,
-        compiled=(Encoder, Residual, ConvBlock, EncoderBlock),
+        compiled=(Encoder, Residual, ConvBlock, EncoderBlock, BinScores),
         recorded=(GraphTokenizer,),
         shapes="many",
         sharded=(Encoder, Decoder),
