@@ -169,6 +169,8 @@ class FaceAttention(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """b f d, mask b f bool -> b f d. A mesh of no faces sees its first place: nothing at all would be NaN."""
+        if not self.blocks:
+            return x
         places = torch.arange(x.shape[1], device=x.device)
         angles, seen = rotary_angles(places[:, None], self.head_width), mask | (places == 0)
         for block in self.blocks:
@@ -233,8 +235,9 @@ class Decoder(nn.Module):
 
 def with_waves(codes: Tensor, octaves: int) -> Tensor:
     """... d -> ... d (1 + 2 octaves)"""
-    angles = [codes * (math.pi * 2**octave) for octave in range(octaves)]
-    return torch.cat([codes, *(angle.sin() for angle in angles), *(angle.cos() for angle in angles)], dim=-1)
+    rates = math.pi * 2 ** torch.arange(octaves, device=codes.device, dtype=codes.dtype)
+    angles = (codes[..., None, :] * rates[:, None]).flatten(-2)
+    return torch.cat([codes, angles.sin(), angles.cos()], dim=-1)
 
 
 class GraphTokenizer(nn.Module):
