@@ -103,3 +103,11 @@ KINDS: dict[str, dict[str, Any]] = {
 def meshes_for(kind: str) -> list[Tensor]:
     corners = 4 if kind == "quads" else 3
     return [box((4, 4, 4), (27, 20, 9), corners), soup(17, corners), table(corners), box((0, 0, 0), (31, 31, 31), corners)]
+
+
+def told_together(logits: Tensor, ids: Tensor) -> Tensor:
+    """f c 3 bins and f c q of one mesh: logits in which all corners of the same ids have their sum, one by one."""
+    keys, sums = [tuple(row) for row in ids.flatten(0, 1).tolist()], dict[tuple[int, ...], Tensor]()
+    for key, row in zip(keys, logits.flatten(0, 1), strict=True):
+        sums[key] = sums.get(key, torch.zeros_like(row)) + row
+    return torch.stack([sums[key] for key in keys]).view_as(logits)

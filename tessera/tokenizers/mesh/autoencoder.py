@@ -27,6 +27,7 @@ from tessera.tokenizers.mesh.graph import (
     Graph,
     at_corners,
     build_graph,
+    equal_ids,
     face_mask,
     geometry_features,
     neighbour_mean,
@@ -317,10 +318,13 @@ class GraphTokenizer(nn.Module):
         return self.ids_at_corners(self.quantizer.ids_of(self.standardise(self.latent(corners, graph))), graph)
 
     def decode(self, ids: Tensor, num_faces: Tensor) -> Tensor:
-        """b f c q, b -> b f c 3: the likeliest bins, 0 behind a mesh's end. Each corner for itself: corners of one vertex may
-        come out apart where the net is unsure."""
+        """b f c q, b -> b f c 3: the likeliest bins, 0 behind a mesh's end. Corners of the same ids are one vertex: what the net
+        says of each of them is added up, and they come out together. (MeshGPT takes each corner's own, and they come apart.)"""
         mask = face_mask(num_faces, ids.shape[1])
-        bins = self.decoder(self.quantizer.decode(ids), mask).argmax(-1)
+        logits = self.decoder(self.quantizer.decode(ids), mask).float().flatten(3)  # b f c (3 bins)
+        slots = equal_ids(ids, mask)
+        together = torch.zeros_like(logits.flatten(0, 2)).index_add_(0, slots.flatten(), logits.flatten(0, 2))
+        bins = together.unflatten(-1, (3, -1)).argmax(-1)[slots]
         return bins * mask[..., None, None]
 
 
