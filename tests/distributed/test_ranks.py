@@ -20,6 +20,7 @@ from tests.distributed.survey import measure
 from tests.processes import check, made_once, read_metrics, run, train_arguments
 
 HERE = Path(__file__).parent
+slow = pytest.mark.slow
 PLAIN = {  # no dropout, which is each rank's own; a rate that does not depend on the number of steps; both turns soon
     "tokenizer__model__dropout": 0,
     "tokenizer__optim__schedule": "constant",
@@ -158,7 +159,7 @@ def test_validation(stage: str, workshop: Path, shapes: Path) -> None:
         assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize(("batch_size", "micro"), [pytest.param(8, None, marks=pytest.mark.slow), (7, None), (7, 2)])
+@pytest.mark.parametrize(("batch_size", "micro"), [pytest.param(8, None, marks=slow), pytest.param(7, None, marks=slow), (7, 2)])
 def test_five_steps(batch_size: int, micro: int | None, workshop: Path, shapes: Path) -> None:
     alone = train(workshop, shapes, 1, 10 if batch_size == 8 else 5, batch_size)
     two = train(workshop, shapes, 2, 5, batch_size, micro)
@@ -240,7 +241,7 @@ def test_caches_of_two_ranks_are_those_of_one(workshop: Path, shapes: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("ranks", "micro", "recompute"), [(2, None, "false"), (2, 2, "true"), pytest.param(3, None, "false", marks=pytest.mark.slow)]
+    ("ranks", "micro", "recompute"), [(2, None, "false"), (2, 2, "true"), pytest.param(3, None, "false", marks=slow)]
 )
 def test_slices_give_the_same_losses(ranks: int, micro: int | None, recompute: str, workshop: Path, shapes: Path) -> None:
     alone = train(workshop, shapes, 1, 10, 8)
@@ -258,7 +259,8 @@ def test_slices_give_the_same_losses(ranks: int, micro: int | None, recompute: s
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "ranks"), [("shard", "replicate", 1), ("shard", "shard", 3), ("replicate", "shard", 2)]
+    ("before", "after", "ranks"),
+    [("shard", "replicate", 1), pytest.param("shard", "shard", 3, marks=slow), ("replicate", "shard", 2)],
 )
 def test_each_resumes_what_the_other_saved(
     before: str, after: str, ranks: int, workshop: Path, shapes: Path, tmp_path: Path
@@ -296,7 +298,7 @@ def test_micro_batches_send_no_gradients_but_the_last(workshop: Path, shapes: Pa
     assert all(four[name] == 4 * one[name] for name in gathered)
 
 
-@pytest.mark.slow
+@slow
 def test_slices_of_a_batch_that_ranks_share_unevenly(workshop: Path, shapes: Path) -> None:
     """Five samples and four, in micro-batches of at most four: two on each rank, or one would wait for the other for ever."""
     alone, two = (train(workshop, shapes, ranks, 3, 9, 4, engine__parallel="shard") for ranks in (1, 2))
@@ -304,7 +306,7 @@ def test_slices_of_a_batch_that_ranks_share_unevenly(workshop: Path, shapes: Pat
     assert_ranks_agree(two, 2, sliced=True)
 
 
-@pytest.mark.slow
+@slow
 def test_slices_of_compiled_and_recomputed_blocks(workshop: Path, shapes: Path) -> None:
     alone = train(workshop, shapes, 1, 10, 8)
     more = {"engine__parallel": "shard", "engine__activation_checkpointing": "true", "engine__compile": "true"}

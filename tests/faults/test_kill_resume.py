@@ -68,7 +68,7 @@ class Story:
         (0, 1, 1, 15, "model.safetensors", "half"),
         (2, 1, 1, 24, "publish", "after"),  # complete, but nothing points to it yet
         (0, 2, 1, 8, "best", "before"),  # the first validation is the best so far
-        (2, 2, 1, 18, "latest", "before"),
+        pytest.param(2, 2, 1, 18, "latest", "before", marks=pytest.mark.slow),
         (0, 1, 2, 18, "publish", "before"),
         pytest.param(2, 1, 2, 15, "optimizer.safetensors", "after", marks=pytest.mark.slow),
         pytest.param(0, 2, 2, 12, "manifest.json", "half", marks=pytest.mark.slow),
