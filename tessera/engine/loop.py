@@ -230,9 +230,15 @@ class Fit:
         improved = stage.best.improves(value, state.best)
         if not all(math.isfinite(number) for number in numbers["valid"].values()):
             self.journal.say(f"{self.job.name} step {state.step}: validation is not finite; look at its pictures and its data")
-        self.journal.say(f"{self.job.name} step {state.step} validation: {shown}{'  (best so far)' if improved else ''}")
+        before = "" if state.best_step is None else f"  (best: {stage.best.metric} {state.best:.4g} at step {state.best_step})"
+        self.journal.say(f"{self.job.name} step {state.step} validation: {shown}{'  (best so far)' if improved else before}")
         if improved:
             state.best, state.best_step = value, state.step
+        elif state.step == self.job.steps and state.best_step is not None and value != state.best:
+            self.journal.say(
+                f"{self.job.name}: step {state.best_step} served held-out samples better, and is kept as checkpoints/best; if this "
+                f"is the last stage, --checkpoint best draws and judges with it"
+            )
         return improved
 
     def preview(self) -> None:
