@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,16 +16,18 @@ from tessera.media.clips import Frames
 from tessera.nn.similarity import psnr, ssim
 
 COPY_FRAMES = 4  # of a clip by which copies are found in pixels
-BATCH = 16  # clips that are compared together
+TOGETHER = 2**22  # numbers that are compared together: 20 clips of 17 frames of 64 px, or one that is larger
 SSIM_WINDOW = 11  # smaller pictures have no SSIM
 
 
 def kept_of(real: Sequence[Frames], made: Sequence[Frames], device: torch.device) -> dict[str, float | None]:
     """PSNR in decibel of all pixels of a clip, `psnr_first` of its first frame alone, SSIM as a mean over its frames; means over
     clips. Clips of one shape are compared together, on the device."""
-    shapes = [clip.shape for clip in real]
-    groups = [[row for row, shape in enumerate(shapes) if shape == own] for own in dict.fromkeys(shapes)]
-    parts = [rows[first : first + BATCH] for rows in groups for first in range(0, len(rows), BATCH)]
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for row, clip in enumerate(real):
+        alike.setdefault(clip.shape, []).append(row)
+    sizes = {shape: max(1, TOGETHER // math.prod(shape)) for shape in alike}
+    parts = [rows[first : first + sizes[shape]] for shape, rows in alike.items() for first in range(0, len(rows), sizes[shape])]
     scores = [_scores(np.stack([real[row] for row in part]), np.stack([made[row] for row in part]), device) for part in parts]
     means = [float(np.mean(np.concatenate([score[column] for score in scores]))) for column in (0, 1)]
     similar = [score[2] for score in scores if score[2] is not None]

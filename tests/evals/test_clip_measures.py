@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tessera.config import UserError, VideoDataConfig
-from tessera.evals import ClipSide, load_clips
+from tessera.evals import ClipSide, clip_quality, load_clips
 from tessera.evals.clip_attributes import Classifier, fit_classifier, read_all, slots_loss, tally_guesses
 from tessera.evals.clip_features import fit_clip_extractor, reverse
 from tessera.evals.clip_nets import FRAMES, ClipNet, shrink_clips, spread
@@ -64,8 +64,9 @@ def test_psnr_by_numpy_counts_the_frames_of_each_clip() -> None:
     assert kept_of(small, small, CPU)["ssim"] is None
 
 
-def test_clips_that_are_compared_together_score_as_alone() -> None:
-    """Of different lengths and sizes, more than fit a batch."""
+def test_clips_that_are_compared_together_score_as_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of different lengths and sizes: three of the smallest together, the largest alone."""
+    monkeypatch.setattr(clip_quality, "TOGETHER", 6000)
     rng = np.random.default_rng(1)
     sizes = [(3 + number % 3, 16 if number % 2 else 12) for number in range(50)]
     real = [rng.integers(0, 256, (length, side, 16, 3)).astype(np.uint8) for length, side in sizes]
