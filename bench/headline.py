@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import shlex
 import signal
 import subprocess
@@ -74,7 +75,7 @@ QUICKLY = {
 JUDGED = "evaluate RUN --n 256 --set sample.chunk=64"
 TOLD = "sample RUN --request STORY -n 2 --out RUN/../story"
 SURELY = "bench/options.py RUN --n 1024"  # enough to tell directions apart
-TRIED = "bench/options.py RUN --tries"
+TRIED = "bench/options.py RUN --tries as-it-is"
 BEST = ("evaluate RUN --n 144 --checkpoint best --set sample.chunk=48",)
 
 
@@ -321,9 +322,7 @@ def draw(run: Running) -> None:
 
 def replaced(word: str, names: dict[str, str]) -> str:
     """With what the names stand for."""
-    for name, value in names.items():
-        word = word.replace(name, value)
-    return word
+    return re.sub("|".join(names), lambda found: names[found[0]], word)
 
 
 def command(run: Running, log: str, words: list[str]) -> bool:

@@ -3,8 +3,8 @@
     python bench/options.py RUN [--n 256] [--checkpoint best] --tries as-it-is guidance=2 guidance=5,steps=32 ...
 
 One line a try, as-it-is being the run's own options: how many are right in each attribute and in all of them, of clips also in
-all of them by direction, and the seconds that it took. For runs on data of `tessera data synth`. Who chooses by it has chosen on
-these captions, and should say so.
+all of them by direction, and the seconds that it took, recording among them. For runs on data of `tessera data synth`. Who
+chooses by it has chosen on these captions, and should say so.
 """
 
 from __future__ import annotations

@@ -236,8 +236,8 @@ class Fit:
             state.best, state.best_step = value, state.step
         elif state.step == self.job.steps and state.best_step is not None and value != state.best:
             self.journal.say(
-                f"{self.job.name}: step {state.best_step} served held-out samples better, and is kept as checkpoints/best; if "
-                f"this is the last stage, --checkpoint best draws and judges with it"
+                f"{self.job.name}: step {state.best_step} had the better {stage.best.metric}, and is kept as checkpoints/best; "
+                f"if this is the last stage, --checkpoint best draws and judges with it"
             )
         return improved
 

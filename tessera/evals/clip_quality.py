@@ -2,46 +2,49 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from tessera.batches import from_uint8
 from tessera.evals.clip_nets import spread
 from tessera.evals.copies import pixel_vectors
 from tessera.evals.distances import Features
 from tessera.media.clips import Frames
-from tessera.nn.similarity import psnr, ssim
+from tessera.nn.similarity import decibel, ssim
 
 COPY_FRAMES = 4  # of a clip by which copies are found in pixels
-TOGETHER = 2**22  # numbers that are compared together: 20 clips of 17 frames of 64 px, or one that is larger
+TOGETHER = 2**22  # numbers that are compared together: 341 frames of 64 px, 21 of 256
 SSIM_WINDOW = 11  # smaller pictures have no SSIM
 
 
 def kept_of(real: Sequence[Frames], made: Sequence[Frames], device: torch.device) -> dict[str, float | None]:
     """PSNR in decibel of all pixels of a clip, `psnr_first` of its first frame alone, SSIM as a mean over its frames; means over
-    clips. Clips of one shape are compared together, on the device."""
-    alike: dict[tuple[int, ...], list[int]] = {}
-    for row, clip in enumerate(real):
-        alike.setdefault(clip.shape, []).append(row)
-    sizes = {shape: max(1, TOGETHER // math.prod(shape)) for shape in alike}
-    parts = [rows[first : first + sizes[shape]] for shape, rows in alike.items() for first in range(0, len(rows), sizes[shape])]
-    scores = [_scores(np.stack([real[row] for row in part]), np.stack([made[row] for row in part]), device) for part in parts]
-    means = [float(np.mean(np.concatenate([score[column] for score in scores]))) for column in (0, 1)]
-    similar = [score[2] for score in scores if score[2] is not None]
-    return {"psnr": means[0], "psnr_first": means[1], "ssim": float(np.mean(np.concatenate(similar))) if similar else None}
+    clips. Frames of one size are compared together, on the device."""
+    alike: dict[tuple[int, ...], list[tuple[Frames, Frames]]] = {}
+    for pair in zip(real, made, strict=True):
+        alike.setdefault(pair[0].shape[1:], []).append(pair)
+    scores = [_scores(pairs, device) for pairs in alike.values()]
+    errors, similar = ([clip for group in groups for clip in group] for groups in zip(*scores, strict=True))
+    found = {"psnr": [error.mean() for error in errors], "psnr_first": [error[0] for error in errors]}
+    means = {name: float(decibel(torch.stack(values)).mean()) for name, values in found.items()}
+    known = [clip.mean() for clip in similar if clip is not None]
+    return {**means, "ssim": float(torch.stack(known).mean()) if known else None}
 
 
-def _scores(real: Frames, made: Frames, device: torch.device) -> tuple[Features, Features, Features | None]:
-    """Of clips b t h w 3, one each."""
-    x, y = (from_uint8(torch.from_numpy(clips).to(device)).movedim(-1, -3) for clips in (real, made))  # b t 3 h w
-    whole, first = psnr(x, y), psnr(x[:, 0], y[:, 0])
-    similar = None
-    if min(x.shape[-2:]) >= SSIM_WINDOW:
-        similar = ssim(x.flatten(0, 1), y.flatten(0, 1)).unflatten(0, x.shape[:2]).mean(1).cpu().numpy()
-    return whole.cpu().numpy(), first.cpu().numpy(), similar
+def _scores(pairs: Sequence[tuple[Frames, Frames]], device: torch.device) -> tuple[list[Tensor], list[Tensor] | list[None]]:
+    """Of each clip the squared error and the similarity of its frames; None of frames that are too small."""
+    lengths = [len(clip) for clip, _ in pairs]
+    sides = [np.concatenate([pair[side] for pair in pairs]) for side in (0, 1)]
+    step, small = max(1, TOGETHER // sides[0][0].size), min(sides[0].shape[1:3]) < SSIM_WINDOW
+    errors, similar = list[Tensor](), list[Tensor]()
+    for first in range(0, len(sides[0]), step):
+        x, y = (from_uint8(torch.from_numpy(side[first : first + step]).to(device)).movedim(-1, 1) for side in sides)
+        errors.append((x - y).square().flatten(1).mean(1).cpu())
+        similar += [] if small else [ssim(x, y).cpu()]
+    return list(torch.cat(errors).split(lengths)), [None] * len(pairs) if small else list(torch.cat(similar).split(lengths))
 
 
 def still(clips: Sequence[Frames]) -> list[Frames]:

@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 
 def psnr(x: Tensor, y: Tensor) -> Tensor:
-    """b c h w, twice -> b, in decibel. The range of pixel values is 2, so the peak is 4; equal pictures give 100."""
-    error = (x.float() - y.float()).square().flatten(1).mean(1)
+    """b c h w, twice -> b, in decibel."""
+    return decibel((x.float() - y.float()).square().flatten(1).mean(1))
+
+
+def decibel(error: Tensor) -> Tensor:
+    """Of mean squared errors. The range of pixel values is 2, so the peak is 4; equal pictures give 100."""
     return 10 * torch.log10(4 / error.clamp(min=4e-10))
 
 
 def ssim(x: Tensor, y: Tensor) -> Tensor:
     """Wang et al. 2004, equation 13: 11 x 11 Gaussian window of deviation 1.5, K = (0.01, 0.03), windows inside the picture."""
     window = _gaussian(x.device)
-    x, y, cudnn = x.float(), y.float(), torch.backends.cudnn
-    exact = cudnn.flags(enabled=True, deterministic=cudnn.deterministic, allow_tf32=False)  # variances are small differences
-    with torch.autocast(x.device.type, enabled=False), exact:
+    x, y = x.float(), y.float()
+    with torch.autocast(x.device.type, enabled=False), without_tf32(x.device):
         mean_x, mean_y = _blur(x, window), _blur(y, window)
         var_x, var_y = _blur(x * x, window) - mean_x**2, _blur(y * y, window) - mean_y**2
         covariance = _blur(x * y, window) - mean_x * mean_y
     c1, c2 = (0.01 * 2) ** 2, (0.03 * 2) ** 2
     map_ = ((2 * mean_x * mean_y + c1) * (2 * covariance + c2)) / ((mean_x**2 + mean_y**2 + c1) * (var_x + var_y + c2))
     return map_.flatten(1).mean(1)
+
+
+def without_tf32(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Variances are small differences of large numbers."""
+    cudnn = torch.backends.cudnn
+    if device.type != "cuda" or not cudnn.enabled:
+        return contextlib.nullcontext()
+    return cudnn.flags(enabled=True, benchmark=cudnn.benchmark, deterministic=cudnn.deterministic, allow_tf32=False)
 
 
 def _gaussian(device: torch.device) -> Tensor:

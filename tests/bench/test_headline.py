@@ -34,10 +34,14 @@ if words[0] == "train":
     run = Path(words[words.index("--run") + 1])
     if (home / f"fail-{run.parent.name}").exists():
         sys.exit("what broke")
-    (run / "base").mkdir(parents=True)
+elif words[0] == "resume":
+    run = Path(words[1])
+if words[0] in ("train", "resume"):
+    part = run / (stage[1] if stage else "base")
+    part.mkdir(parents=True, exist_ok=True)
     time.sleep(0.3)
-    (run / "base" / "metrics.jsonl").write_text("{}")
-    time.sleep(60 if (home / "slow").exists() else 0)
+    (part / "metrics.jsonl").write_text("{}")
+    time.sleep(60 if words[0] == "train" and (home / "slow").exists() else 0)
 """
 
 

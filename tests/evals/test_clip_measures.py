@@ -65,7 +65,7 @@ def test_psnr_by_numpy_counts_the_frames_of_each_clip() -> None:
 
 
 def test_clips_that_are_compared_together_score_as_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of different lengths and sizes: three of the smallest together, the largest alone."""
+    """Of different lengths and sizes, a few frames at a time."""
     monkeypatch.setattr(clip_quality, "TOGETHER", 6000)
     rng = np.random.default_rng(1)
     sizes = [(3 + number % 3, 16 if number % 2 else 12) for number in range(50)]
@@ -75,6 +75,8 @@ def test_clips_that_are_compared_together_score_as_alone(monkeypatch: pytest.Mon
     together = kept_of(real, made, CPU)
     for name, value in together.items():
         assert value == pytest.approx(np.mean([row[name] for row in alone]), rel=1e-5), name
+    with pytest.raises(ValueError, match="zip"):
+        kept_of(real, made[:-1], CPU)
 
 
 def test_flicker_by_hand() -> None:

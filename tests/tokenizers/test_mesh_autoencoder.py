@@ -90,6 +90,8 @@ def test_corners_of_the_same_ids_come_out_together(kind: str) -> None:
         assert all(len(found) == 1 for found in places.values())
         assert torch.equal(decoded[row, :count], net.decode(few[row : row + 1, :count], torch.tensor([count]))[0])
     assert not decoded[1, 5:].any()
+    assert net.decode(few[:0], torch.zeros(0, dtype=torch.long)).shape == (0, 9, corners, 3)
+    assert torch.equal(net.decode(few.int(), torch.tensor([9, 5])), decoded)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "lfq"])

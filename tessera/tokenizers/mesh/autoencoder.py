@@ -318,14 +318,18 @@ class GraphTokenizer(nn.Module):
         return self.ids_at_corners(self.quantizer.ids_of(self.standardise(self.latent(corners, graph))), graph)
 
     def decode(self, ids: Tensor, num_faces: Tensor) -> Tensor:
-        """b f c q, b -> b f c 3: the likeliest bins, 0 behind a mesh's end. Corners of the same ids are one vertex: what the net
-        says of each of them is added up, and they come out together. (MeshGPT takes each corner's own, and they come apart.)"""
+        """b f c q, b -> b f c 3: the likeliest bins, 0 behind a mesh's end. Corners of the same ids are taken for one vertex:
+        what the net says of each is added up, and they come out together. (MeshGPT takes each corner's own: they come apart.)"""
         mask = face_mask(num_faces, ids.shape[1])
-        logits = self.decoder(self.quantizer.decode(ids), mask).float().flatten(3)  # b f c (3 bins)
-        slots = equal_ids(ids, mask)
-        together = torch.zeros_like(logits.flatten(0, 2)).index_add_(0, slots.flatten(), logits.flatten(0, 2))
-        bins = together.unflatten(-1, (3, -1)).argmax(-1)[slots]
-        return bins * mask[..., None, None]
+        logits, slots = self.decoder(self.quantizer.decode(ids), mask), equal_ids(ids, mask, self.vocab_size)
+        meshes = [likeliest(*mesh) for mesh in zip(logits, slots, strict=True)]
+        return torch.stack(meshes) * mask[..., None, None] if meshes else torch.zeros_like(ids[..., :1]).expand(-1, -1, -1, 3)
+
+
+def likeliest(logits: Tensor, slots: Tensor) -> Tensor:
+    """f c 3 bins, slots f c -> f c 3: the bins that all corners of a slot together say. In fp64: a GPU adds in any order."""
+    flat = logits.flatten(0, 1).double()
+    return torch.zeros_like(flat).index_add_(0, slots.flatten(), flat).argmax(-1)[slots]
 
 
 def slot_weights(graph: Graph, valid: Tensor | None) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 class BinScores(nn.Module):
     """Logits b f c 3 bins and bins b f c 3 -> b f each: `kl`, divergence from blurred bins; `bin_accuracy`, the share that is
-    right; `triangle_accuracy`, whether all of a face's are. A module, so that it is compiled: logits are then read once."""
+    right; `triangle_accuracy`, whether all of a face's are. A module, so that it can be compiled: logits are then read once."""
 
     def forward(self, logits: Tensor, targets: Tensor, blur: float) -> dict[str, Tensor]:
         """blur: deviation in bins."""
@@ -28,8 +28,10 @@ def blurred_divergence(logits: Tensor, targets: Tensor, blur: float) -> Tensor:
 
     Weights of all bins, most of them 0: to take logits near the target alone would be to scatter their gradients."""
     logs = logits.float().log_softmax(-1)
-    away = torch.arange(logs.shape[-1], device=logs.device) - targets[..., None]
-    weights = torch.exp(-0.5 * (away / max(blur, 1e-12)).square())
-    weights = torch.where(away.abs() <= math.ceil(6 * blur), weights, 0)  # beyond, they are below 2e-8
-    weights = weights / weights.sum(-1, keepdim=True)
-    return (torch.special.xlogy(weights, weights) - weights * logs).sum(-1)
+    with torch.no_grad():
+        away = torch.arange(logs.shape[-1], device=logs.device, dtype=torch.float32) - targets[..., None]
+        weights = away.div(max(blur, 1e-12)).square_().mul_(-0.5).exp_()
+        weights.masked_fill_(away.abs_() > math.ceil(6 * blur), 0)  # beyond, they are below 2e-8
+        weights.div_(weights.sum(-1, keepdim=True))
+        entropies = -torch.special.xlogy(weights, weights).sum(-1)
+    return -(weights * logs).sum(-1) - entropies

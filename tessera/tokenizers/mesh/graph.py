@@ -70,15 +70,14 @@ def number_equal(keys: Tensor) -> Tensor:
     return torch.empty_like(keys).scatter_(1, order, ranks)
 
 
-def equal_ids(ids: Tensor, mask: Tensor) -> Tensor:
-    """ids b f c q, mask b f -> b f c: slots over the whole batch; corners of one mesh share one if all their q ids are equal.
+def equal_ids(ids: Tensor, mask: Tensor, most: int) -> Tensor:
+    """ids b f c q from 0 to most - 1, mask b f -> b f c: slots of each mesh; corners share one if all their q ids are equal.
     Those behind a mesh's end share one of their own."""
-    b, f, c, _ = ids.shape
-    flat = torch.where(mask[..., None, None], ids + 1, 0).flatten(1, 2)
+    flat = torch.where(mask[..., None, None], ids.long() + 1, 0).flatten(1, 2)
     numbers = torch.zeros_like(flat[..., 0])
     for link in flat.unbind(-1):
-        numbers = number_equal(numbers * (flat.amax() + 1) + link)
-    return (numbers + f * c * torch.arange(b, device=ids.device)[:, None]).view(b, f, c)
+        numbers = number_equal(numbers * (most + 1) + link)
+    return numbers.view(ids.shape[:-1])
 
 
 def sum_at(values: Tensor, slots: Tensor) -> Tensor:
