@@ -178,7 +178,7 @@ def test_five_steps_of_a_codebook(workshop: Path, shapes: Path) -> None:
     assert max(line.get("tokenizer/codes_restarted", 0) for line in alone.metrics) > 0
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=slow), 3])
 def test_resumed_on_another_number_of_ranks(ranks: int, workshop: Path, shapes: Path, tmp_path: Path) -> None:
     alone = train(workshop, shapes, 1, 10, 8)
     shutil.copytree(train(workshop, shapes, 2, 5, 8).path, tmp_path / "run")
@@ -298,7 +298,7 @@ def test_micro_batches_send_no_gradients_but_the_last(workshop: Path, shapes: Pa
     assert all(four[name] == 4 * one[name] for name in gathered)
 
 
-@slow
+@pytest.mark.slow
 def test_slices_of_a_batch_that_ranks_share_unevenly(workshop: Path, shapes: Path) -> None:
     """Five samples and four, in micro-batches of at most four: two on each rank, or one would wait for the other for ever."""
     alone, two = (train(workshop, shapes, ranks, 3, 9, 4, engine__parallel="shard") for ranks in (1, 2))
@@ -306,7 +306,7 @@ def test_slices_of_a_batch_that_ranks_share_unevenly(workshop: Path, shapes: Pat
     assert_ranks_agree(two, 2, sliced=True)
 
 
-@slow
+@pytest.mark.slow
 def test_slices_of_compiled_and_recomputed_blocks(workshop: Path, shapes: Path) -> None:
     alone = train(workshop, shapes, 1, 10, 8)
     more = {"engine__parallel": "shard", "engine__activation_checkpointing": "true", "engine__compile": "true"}

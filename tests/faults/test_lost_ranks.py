@@ -32,6 +32,7 @@ def test_out_of_memory_on_one_rank_ends_all(shapes: Path, tmp_path: Path) -> Non
     assert newest_valid(home) == (home / "step-000009", [])
 
 
+@pytest.mark.slow
 def test_a_rank_that_stands_still_does_not_hold_the_others_for_ever(shapes: Path, tmp_path: Path) -> None:
     arguments = train_arguments(shapes, tmp_path / "run", engine__timeout_s=10)
     with start_ranks(["1", "5", "stop", *arguments], tmp_path, 2, HARM) as (waiting, stopped):
