@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 import tessera
-from tessera.bench.timing import settle
+from tessera.bench.timing import alone, settle
 from tessera.config import UserError
 from tessera.contracts import Chunk
 from tessera.evals.material import Side, load_material
@@ -166,10 +166,11 @@ class Watch:
 
     def __call__(self, stage: str, num: int, call: Callable[[], T]) -> T:
         settle()
-        start = time.perf_counter()
-        result = call()
-        settle()
-        self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
+        with alone():
+            start = time.perf_counter()
+            result = call()
+            settle()
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
         self.pictures[stage] = self.pictures.get(stage, 0) + num
         return result
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import tessera
-from tessera.bench.timing import device_facts, settle
+from tessera.bench.timing import alone, device_facts, settle
 from tessera.config import UserError
 from tessera.evals.clip_material import load_clips
 from tessera.evals.material import load_material
@@ -43,12 +44,13 @@ def timed(session: Session, num: int, compiled: bool) -> dict[str, Any]:
     found = held_out(session.recipe.medium, session.config.data.at(session.resolution), num)
     prompts = [found[index % len(found)] for index in range(num)]
     seconds = []
-    for _ in range(2):
+    for quiet in (nullcontext, alone):
         settle()
-        start = time.perf_counter()
-        made = session.sample(prompts, seed=0, options=options)
-        settle()
-        seconds.append(time.perf_counter() - start)
+        with quiet():
+            start = time.perf_counter()
+            made = session.sample(prompts, seed=0, options=options)
+            settle()
+            seconds.append(time.perf_counter() - start)
     row = {"n": len(prompts), "s": round(seconds[1], 4), "samples_per_s": round(len(prompts) / seconds[1], 2)}
     if session.recipe.medium == "clip":
         tokens = session.encode(made[0]).numel()

@@ -1,12 +1,15 @@
 """The runs behind the accuracies of RESULTS.md: makes the data, trains, judges and draws what was held out. Each command is
 printed with the seconds it took as it ends; its output goes to OUT/NAME/COMMAND.log, what is drawn to OUT/NAME/drawn.
 
-    python bench/headline.py phenaki nuwa ... --out OUT [--real DATA] [--lanes 2] [--seed 2] [--quick]
+    python bench/headline.py phenaki nuwa ... --out OUT [--real DATA] [--lanes 2] [--seed 2] [--quick] [--timed COMMAND ...]
 
 Runs of one OUT share their data, so --quick takes another one, and some take what another run there trained: these wait for it.
 So many as there are lanes run beside each other, the first named first: while one compiles, another trains. One that fails stops
 no other. A command of training has at most nine minutes: it is then stopped, and resumed in a second one. Who stops this script
 stops all of them. DATA has the folders emoji, sprites and lowpoly. --quick shows within minutes, on a CPU, that everything runs.
+
+Commands of --timed ("bench/beside.py mesh.tokenizer.train", "tessera bench video.loader") are run one after the other beside all
+this by bench/quiet.py, so that runs stand still while something is timed; what they print goes to OUT/timed-N.log.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from tessera.pipeline import resolve
 from tessera.recipes import RECIPES
 
 MOST_SECONDS = 540.0  # of a command of training
+MOST_TIMED = 420.0  # of a command of --timed, compiling included
 MOST_COMMANDS = 6  # of training, of one run: more would mean that nothing is saved
 SAVED = (0, 143, -signal.SIGTERM)  # exit codes of a command that was asked to stop
 
@@ -67,13 +71,14 @@ QUICKLY = {
     "evaluate": "evaluate RUN --n 8",
     "data": "data prepare RUN --stage base",
     "bench/cascade.py": "bench/cascade.py RUN --n 4 --samplers dpm --steps 2",
-    "bench/draw.py": "bench/draw.py RUN --n 2",
+    "bench/quiet.py": "bench/quiet.py bench/draw.py RUN --n 2",
     "bench/options.py": "bench/options.py RUN --n 2",
     "sample": "sample RUN --request STORY --out RUN/../story",
 }
 """With --quick, by their first word."""
 JUDGED = "evaluate RUN --n 256 --set sample.chunk=64"
 TOLD = "sample RUN --request STORY -n 2 --out RUN/../story"
+DRAWN = "bench/quiet.py bench/draw.py RUN"
 SURELY = "bench/options.py RUN --n 1024"  # enough to tell directions apart
 TRIED = "bench/options.py RUN --tries as-it-is"
 BEST = ("evaluate RUN --n 144 --checkpoint best --set sample.chunk=48",)
@@ -84,7 +89,7 @@ def combined(recipe: str, tokenizer: str) -> Headline:
     steps = {"phenaki": 1500, "nuwa": 1200}[recipe]  # of 40 and of 50 ms
     sets = f"base.needs.tokenizer=OUT/{tokenizer}/run/tokenizer base.steps={steps} base.optim.warmup_steps=200 {CLIPS}"
     began = "phenaki/base" if tokenizer == "phenaki" else "cvivit"
-    return Headline(recipe, DIGITS, sets, (JUDGED, "bench/draw.py RUN"), after=began, quick="base.steps=2")
+    return Headline(recipe, DIGITS, sets, (JUDGED, DRAWN), after=began, quick="base.steps=2")
 
 
 def processed(kind: str) -> Headline:
@@ -163,7 +168,8 @@ HEADLINES = {
 }  # fmt: skip
 
 
-STORY = Path(__file__).with_name("story.yaml")
+HERE = Path(__file__).parent.absolute()
+STORY = HERE / "story.yaml"
 DONE = "done"  # a file in the folder of a run that came to its end
 RUNNING: set[subprocess.Popen[bytes]] = set()
 
@@ -250,14 +256,19 @@ def main() -> None:
     parser.add_argument("--lanes", type=int, default=1, help="runs beside each other")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="tiny nets, few samples, two steps")
+    parser.add_argument("--timed", nargs="+", default=[], metavar="COMMAND", help="of timing, run beside all of them")
     parser.add_argument("--tessera", default=f"{shlex.quote(sys.executable)} -m tessera", help="the command that is run")
     asked = parser.parse_args()
     asked.out = asked.out.absolute()
     runs = {name: Running(name, asked) for name in asked.names}
+    failures: list[str] = []
+    timing = threading.Thread(target=time_beside, args=(asked, failures), daemon=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
+        asked.out.mkdir(parents=True, exist_ok=True)
+        timing.start()
         make_data(list(runs.values()), asked)
-        while not all(run.over for run in runs.values()):
+        while not all(run.over for run in runs.values()) or timing.is_alive():
             for run in runs.values():
                 busy = sum(other.thread is not None and not other.over for other in runs.values())
                 if run.thread is None and not run.over and busy < asked.lanes and run.ready(runs):
@@ -267,7 +278,25 @@ def main() -> None:
         stop_all()
     for run in runs.values():
         print(f"{run.name}: {run.failure.splitlines()[0] if run.failure else 'done'}", flush=True)
-    raise SystemExit(any(run.failure for run in runs.values()))
+    raise SystemExit(any(run.failure for run in runs.values()) or bool(failures))
+
+
+def time_beside(asked: argparse.Namespace, failures: list[str]) -> None:
+    """One after the other; what fails is told at once."""
+    for number, words in enumerate(asked.timed, start=1):
+        line = f"{shlex.quote(sys.executable)} {shlex.quote(str(HERE / 'quiet.py'))} {inside(words)}"
+        try:
+            if not call(asked.out / f"timed-{number}.log", line, MOST_TIMED, "timed"):
+                failures.append(f"timed: stopped after {MOST_TIMED:.0f} s: {words}")
+                print(failures[-1], flush=True)
+        except Failed as error:
+            failures.append(str(error))
+            print(f"timed: {error}", flush=True)
+
+
+def inside(words: str) -> str:
+    """A command, with the path of a script of this folder."""
+    return shlex.join(str(HERE.parent / word) if word.startswith("bench/") else word for word in shlex.split(words))
 
 
 def make_data(runs: list[Running], asked: argparse.Namespace) -> None:
@@ -278,7 +307,6 @@ def make_data(runs: list[Running], asked: argparse.Namespace) -> None:
         if " " not in run.headline.data:
             raise SystemExit(f"{run.data} is not there; {run.name} is trained on it: say with --real where its folder lies")
         what = run.headline.data if not asked.quick else f"{run.headline.kind} --n 80"
-        asked.out.mkdir(parents=True, exist_ok=True)
         line = f"{asked.tessera} data synth {what} --out {shlex.quote(str(run.data))}"
         call(asked.out / f"{run.headline.kind}.log", line, math.inf, "")
 
@@ -327,11 +355,9 @@ def replaced(word: str, names: dict[str, str]) -> str:
 
 def command(run: Running, log: str, words: list[str]) -> bool:
     """Whether it came to its end within its time."""
-    program, home = run.asked.tessera, Path(__file__).parents[1]
-    if words[0].startswith("bench/"):
-        program, words = shlex.quote(sys.executable), [str(home / words[0]), *words[1:]]
+    program = shlex.quote(sys.executable) if words[0].startswith("bench/") else run.asked.tessera
     limit = MOST_SECONDS if words[0] in ("train", "resume") else math.inf
-    return call(run.home / f"{log}.log", f"{program} {shlex.join(words)}", limit, run.name)
+    return call(run.home / f"{log}.log", f"{program} {inside(shlex.join(words))}", limit, run.name)
 
 
 def call(log: Path, line: str, limit: float, name: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tessera.batches import Batch, ImageBatch
-from tessera.bench.timing import device, time_call, time_steps
+from tessera.bench.timing import alone, device, time_call, time_steps
 from tessera.compiling import compile_module
 from tessera.config import EngineConfig, ImageDataConfig, OptimConfig
 from tessera.contracts import Stage
@@ -148,8 +148,9 @@ def read_batches(batches: Generator[Sequence[Any], None, None], warm: int, secon
     """Samples a second, read for so long; the first steps wait for processes to start. Closes the stream."""
     for _ in range(warm):
         next(batches)
-    start, num = time.perf_counter(), 0
-    while (passed := time.perf_counter() - start) < seconds:
-        num += sum(len(batch.keys) for batch in next(batches))
+    with alone():
+        start, num = time.perf_counter(), 0
+        while (passed := time.perf_counter() - start) < seconds:
+            num += sum(len(batch.keys) for batch in next(batches))
     batches.close()
     return num / passed

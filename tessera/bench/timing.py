@@ -7,6 +7,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from tessera.engine.replay import launched_one_by_one
+
+hush: Callable[[], AbstractContextManager[None]] = nullcontext
+"""What keeps the machine quiet while something is timed: nothing, unless a script puts something here (bench/quiet.py)."""
 
 
 class Operations(TorchDispatchMode):
@@ -36,6 +40,11 @@ class Operations(TorchDispatchMode):
 def device() -> torch.device:
     """A GPU where there is one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def alone() -> AbstractContextManager[None]:
+    """Around what is timed."""
+    return hush()
 
 
 def settle() -> None:
@@ -70,12 +79,13 @@ def time_call(
         torch.cuda.empty_cache()  # uncompiled, a call takes more memory than it will
         torch.cuda.reset_peak_memory_stats()
     seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        for _ in range(together):
-            call()
-        settle()
-        seconds.append((time.perf_counter() - start) / together)
+    with alone():
+        for _ in range(repeats):
+            start = time.perf_counter()
+            for _ in range(together):
+                call()
+            settle()
+            seconds.append((time.perf_counter() - start) / together)
     median = statistics.median(seconds)
     row: dict[str, Any] = {"ms": round(1e3 * median, 2), "items_per_s": round(items / median, 1)}
     if torch.cuda.is_available():
@@ -106,11 +116,12 @@ def limit() -> float:
         a @ b
     settle()
     seconds = []
-    for _ in range(10):
-        start = time.perf_counter()
-        a @ b
-        settle()
-        seconds.append(time.perf_counter() - start)
+    with alone():
+        for _ in range(10):
+            start = time.perf_counter()
+            a @ b
+            settle()
+            seconds.append(time.perf_counter() - start)
     return 2 * size**3 / statistics.median(seconds) / 1e12
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from tessera.batches import VideoBatch, num_latent, to_uint8
 from tessera.bench.images import read_batches, reduced, trainer
 from tessera.bench.masked import Size, captions, compile_for_sampling, drawing, facts, fitted, generator, timed_training, variant
-from tessera.bench.timing import device, settle, time_call, time_steps
+from tessera.bench.timing import alone, device, settle, time_call, time_steps
 from tessera.compiling import compile_module
 from tessera.config import OptimConfig, VideoDataConfig
 from tessera.data.clips import ClipLoader
@@ -240,10 +240,11 @@ def timed_length(draw: Callable[[], tuple[int, int]], length: int, batch: int) -
     settle()
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    start = time.perf_counter()
-    made, kept = draw()
-    settle()
-    seconds = time.perf_counter() - start
+    with alone():
+        start = time.perf_counter()
+        made, kept = draw()
+        settle()
+        seconds = time.perf_counter() - start
     row = {"frames_per_s": round(batch * length / seconds, 1), "made": made, "kept_mib": round(kept / 2**20, 3)}
     return row | ({"gib": round(torch.cuda.max_memory_allocated() / 2**30, 3)} if torch.cuda.is_available() else {})
 

@@ -137,3 +137,15 @@ def test_real_data_that_are_not_there_are_asked_for(
     monkeypatch.setattr(sys, "argv", ["headline.py", "sprites", "--out", str(tmp_path), "--real", str(tmp_path / "nowhere")])
     with pytest.raises(SystemExit, match="--real"):
         headline.main()
+
+
+def test_what_is_timed_runs_beside(
+    headline: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "timed.py").write_text("import sys\nprint('timed', *sys.argv[1:])\n")
+    good, bad = f"{tmp_path / 'timed.py'} 'one word'", f"{tmp_path / 'missing.py'}"
+    code, said = told(headline, tmp_path, monkeypatch, "cvivit", "--timed", bad, good)
+    assert code == 1, "one of them failed"
+    assert "train phenaki --stage tokenizer" in said
+    assert (tmp_path / "out" / "timed-2.log").read_text() == "timed one word\n"
+    assert "missing.py" in capsys.readouterr().out

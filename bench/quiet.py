@@ -1,0 +1,85 @@
+"""Times something beside other work: what else the caller has started stands still while a case is timed, and goes on while the
+next one is built and compiled.
+
+    python bench/quiet.py bench/beside.py mesh.tokenizer.train
+    python bench/quiet.py tessera bench video.loader
+
+The caller is the shell or, with --timed, bench/headline.py. Needs Linux. What stands still keeps its memory of the GPU.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import runpy
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tessera.bench import timing
+
+LOCK = Path(tempfile.gettempdir()) / "tessera-quiet.lock"
+
+
+def main() -> None:
+    """A script, or the program."""
+    if len(sys.argv) < 2:
+        raise SystemExit(__doc__)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what stands still goes on
+    timing.hush = hushed
+    del sys.argv[0]
+    if sys.argv[0] == "tessera":
+        runpy.run_module("tessera", run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str(Path(sys.argv[0]).parent))
+        runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+@contextmanager
+def hushed() -> Iterator[None]:
+    """All that the caller has started stands still, but for this process and what it has started. One at a time."""
+    with LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        stopped: list[int] = []
+        try:
+            while fresh := [pid for pid in others() if pid not in stopped]:  # until nothing has started meanwhile
+                for pid in fresh:
+                    stopped.append(pid)
+                    tell(pid, signal.SIGSTOP)
+            yield
+        finally:
+            for pid in reversed(stopped):  # children first: who waits for them finds them awake
+                tell(pid, signal.SIGCONT)
+            fcntl.flock(lock, fcntl.LOCK_UN)  # closing would not do if a child has it, too
+
+
+def others() -> list[int]:
+    """What the caller has started, and what that has started, parents first."""
+    parents = {int(path.name): parent(path) for path in Path("/proc").iterdir() if path.name.isdigit()}
+    found = [pid for pid, above in parents.items() if above == os.getppid() and pid != os.getpid()]
+    for pid in found:
+        found += [child for child, above in parents.items() if above == pid]
+    return found
+
+
+def parent(process: Path) -> int:
+    """0 of one that has ended meanwhile."""
+    try:
+        return int((process / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def tell(pid: int, number: int) -> None:
+    """It may have ended meanwhile."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+if __name__ == "__main__":
+    main()
