@@ -59,7 +59,7 @@ class Headline:
 CLIPS = "data.start=first data.workers=4 engine.validate_every_steps=1000 engine.preview_every_steps=5000"
 FRAMES = " ".join(f"base.loss.frames.{name}_prob={prob}" for name, prob in
                   {"prefix": 0.1, "between": 0.05, "later": 0.1, "shorter": 0.05}.items())  # fmt: skip
-DIGITS, SHAPES, FURNITURE = "digits --n 16000", "shapes --n 40000 --max-shapes 2", "furniture --n 20000"
+DIGITS, SHAPES, FURNITURE = "digits --n 32000", "shapes --n 40000 --max-shapes 2", "furniture --n 20000"
 MESHES = "base.model.dropout=0.1 engine.validate_every_steps=500"
 SPRITES = (
     "data.frames=13 data.start=first data.validation_fraction=0.1 text.length=160 base.steps=900 base.model.dropout=0.3 "
@@ -79,6 +79,7 @@ QUICKLY = {
 JUDGED = "evaluate RUN --n 256 --set sample.chunk=64"
 TOLD = "sample RUN --request STORY -n 2 --out RUN/../story"
 DRAWN = "bench/quiet.py bench/draw.py RUN"
+COUNTED = "bench/options.py RUN --n 512"
 SURELY = "bench/options.py RUN --n 1024"  # enough to tell directions apart
 TRIED = "bench/options.py RUN --tries as-it-is"
 BEST = ("evaluate RUN --n 144 --checkpoint best --set sample.chunk=48",)
@@ -89,7 +90,7 @@ def combined(recipe: str, tokenizer: str) -> Headline:
     steps = {"phenaki": 1500, "nuwa": 1200}[recipe]  # of 40 and of 50 ms
     sets = f"base.needs.tokenizer=OUT/{tokenizer}/run/tokenizer base.steps={steps} base.optim.warmup_steps=200 {CLIPS}"
     began = "phenaki/base" if tokenizer == "phenaki" else "cvivit"
-    return Headline(recipe, DIGITS, sets, (JUDGED, DRAWN), after=began, quick="base.steps=2")
+    return Headline(recipe, DIGITS, sets, (COUNTED, DRAWN), after=began, quick="base.steps=2")
 
 
 def processed(kind: str) -> Headline:
@@ -109,13 +110,13 @@ def processed(kind: str) -> Headline:
 
 HEADLINES = {
     "phenaki": Headline(
-        "phenaki", DIGITS, f"tokenizer.steps=2600 base.steps=5000 {CLIPS} {FRAMES}",
-        (SURELY, f"{TRIED} guidance=2 guidance=5 steps=32 temperature=0.8 remask=0.5,steps=32", JUDGED, TOLD),
+        "phenaki", DIGITS, f"tokenizer.steps=2600 base.steps=6000 {CLIPS} {FRAMES}",
+        (SURELY, JUDGED, TOLD, f"{TRIED} guidance=2 guidance=5 steps=32 order=confidence remask=0.5,steps=32"),
         stage="tokenizer base", drawn=8, quick="tokenizer.steps=2 base.steps=2",
     ),
     "nuwa": Headline(
-        "nuwa", DIGITS, f"base.needs.tokenizer=OUT/phenaki/run/tokenizer base.steps=2200 base.model.dropout=0.2 {CLIPS}",
-        (SURELY, f"{TRIED} guidance=1 guidance=1.5 temperature=1 temperature=0.7 temperature=0.7,guidance=1.5", JUDGED),
+        "nuwa", DIGITS, f"base.needs.tokenizer=OUT/phenaki/run/tokenizer base.steps=2500 base.model.dropout=0.2 {CLIPS}",
+        (SURELY, JUDGED, f"{TRIED} guidance=1 guidance=1.5 temperature=1 temperature=0.7 temperature=0.7,guidance=1.5"),
         after="phenaki/base", drawn=8, quick="base.steps=2",
     ),
     "cvivit": Headline(
