@@ -9,7 +9,8 @@ no other. A command of training has at most nine minutes: it is then stopped, an
 stops all of them. DATA has the folders emoji, sprites and lowpoly. --quick shows within minutes, on a CPU, that everything runs.
 
 Commands of --timed ("bench/beside.py mesh.tokenizer.train", "tessera bench video.loader") are run one after the other beside all
-this by bench/quiet.py, so that runs stand still while something is timed; what they print goes to OUT/timed-N.log.
+this by bench/quiet.py, so that runs stand still while something is timed, which counts in their seconds; what they print goes to
+OUT/timed-N.log.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import math
 import re
 import shlex
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draw import held_out
+from processes import Commands, Failed
 
 from tessera.pipeline import resolve
 from tessera.recipes import RECIPES
@@ -34,7 +35,6 @@ from tessera.recipes import RECIPES
 MOST_SECONDS = 540.0  # of a command of training
 MOST_TIMED = 420.0  # of a command of --timed, compiling included
 MOST_COMMANDS = 6  # of training, of one run: more would mean that nothing is saved
-SAVED = (0, 143, -signal.SIGTERM)  # exit codes of a command that was asked to stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +172,6 @@ HEADLINES = {
 HERE = Path(__file__).parent.absolute()
 STORY = HERE / "story.yaml"
 DONE = "done"  # a file in the folder of a run that came to its end
-RUNNING: set[subprocess.Popen[bytes]] = set()
-
-
-class Failed(Exception):
-    """A command did, or what a run waits for."""
 
 
 @dataclass(slots=True)
@@ -185,6 +180,7 @@ class Running:
 
     name: str
     asked: argparse.Namespace
+    commands: Commands
     thread: threading.Thread | None = None
     failure: str = ""
 
@@ -261,14 +257,15 @@ def main() -> None:
     parser.add_argument("--tessera", default=f"{shlex.quote(sys.executable)} -m tessera", help="the command that is run")
     asked = parser.parse_args()
     asked.out = asked.out.absolute()
-    runs = {name: Running(name, asked) for name in asked.names}
+    commands = Commands()
+    runs = {name: Running(name, asked, commands) for name in asked.names}
     failures: list[str] = []
-    timing = threading.Thread(target=time_beside, args=(asked, failures), daemon=True)
+    timing = threading.Thread(target=time_beside, args=(asked, commands, failures), daemon=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         asked.out.mkdir(parents=True, exist_ok=True)
         timing.start()
-        make_data(list(runs.values()), asked)
+        make_data(list(runs.values()), asked, commands)
         while not all(run.over for run in runs.values()) or timing.is_alive():
             for run in runs.values():
                 busy = sum(other.thread is not None and not other.over for other in runs.values())
@@ -276,23 +273,23 @@ def main() -> None:
                     run.start()
             time.sleep(0.2)
     finally:
-        stop_all()
+        commands.stop()
     for run in runs.values():
         print(f"{run.name}: {run.failure.splitlines()[0] if run.failure else 'done'}", flush=True)
     raise SystemExit(any(run.failure for run in runs.values()) or bool(failures))
 
 
-def time_beside(asked: argparse.Namespace, failures: list[str]) -> None:
+def time_beside(asked: argparse.Namespace, commands: Commands, failures: list[str]) -> None:
     """One after the other; what fails is told at once."""
     for number, words in enumerate(asked.timed, start=1):
-        line = f"{shlex.quote(sys.executable)} {shlex.quote(str(HERE / 'quiet.py'))} {inside(words)}"
         try:
-            if not call(asked.out / f"timed-{number}.log", line, MOST_TIMED, "timed"):
+            line = f"{shlex.quote(sys.executable)} {shlex.quote(str(HERE / 'quiet.py'))} {inside(words)}"
+            if not commands.call(asked.out / f"timed-{number}.log", line, MOST_TIMED, "timed"):
                 failures.append(f"timed: stopped after {MOST_TIMED:.0f} s: {words}")
                 print(failures[-1], flush=True)
-        except Failed as error:
-            failures.append(str(error))
-            print(f"timed: {error}", flush=True)
+        except (Failed, ValueError) as error:  # of a command that does not ask for anything, too
+            failures.append(f"timed: {words}: {error}")
+            print(failures[-1], flush=True)
 
 
 def inside(words: str) -> str:
@@ -300,7 +297,7 @@ def inside(words: str) -> str:
     return shlex.join(str(HERE.parent / word) if word.startswith("bench/") else word for word in shlex.split(words))
 
 
-def make_data(runs: list[Running], asked: argparse.Namespace) -> None:
+def make_data(runs: list[Running], asked: argparse.Namespace, commands: Commands) -> None:
     """What is missing, each kind once."""
     for run in runs:
         if run.data.exists():
@@ -309,7 +306,7 @@ def make_data(runs: list[Running], asked: argparse.Namespace) -> None:
             raise SystemExit(f"{run.data} is not there; {run.name} is trained on it: say with --real where its folder lies")
         what = run.headline.data if not asked.quick else f"{run.headline.kind} --n 80"
         line = f"{asked.tessera} data synth {what} --out {shlex.quote(str(run.data))}"
-        call(asked.out / f"{run.headline.kind}.log", line, math.inf, "")
+        commands.call(asked.out / f"{run.headline.kind}.log", line, math.inf, "")
 
 
 def sets_of(headline: Headline, out: Path, quick: bool) -> list[str]:
@@ -358,40 +355,12 @@ def command(run: Running, log: str, words: list[str]) -> bool:
     """Whether it came to its end within its time."""
     program = shlex.quote(sys.executable) if words[0].startswith("bench/") else run.asked.tessera
     limit = MOST_SECONDS if words[0] in ("train", "resume") else math.inf
-    return call(run.home / f"{log}.log", f"{program} {inside(shlex.join(words))}", limit, run.name)
-
-
-def call(log: Path, line: str, limit: float, name: str) -> bool:
-    """Whether it came to its end; if not, it was stopped as by the user, which saves. What fails is raised."""
-    start, stopped = time.monotonic(), False
-    with log.open("w") as file:
-        process = subprocess.Popen(shlex.split(line), stdout=file, stderr=subprocess.STDOUT)
-        RUNNING.add(process)
-        while process.poll() is None:
-            if not stopped and time.monotonic() - start > limit:
-                stopped = True
-                process.send_signal(signal.SIGTERM)
-            time.sleep(0.05)
-        RUNNING.discard(process)
-    print(f"{time.monotonic() - start:6.0f} s  {name}: {line}", flush=True)
-    if process.returncode not in (SAVED if stopped else (0,)):
-        last = "\n".join(log.read_text().splitlines()[-8:])
-        raise Failed(f"code {process.returncode} of {line}; its last lines:\n{last}")
-    return not stopped
+    return run.commands.call(run.home / f"{log}.log", f"{program} {inside(shlex.join(words))}", limit, run.name)
 
 
 def written(path: Path) -> bool:
     """Whether there is something in it."""
     return path.exists() and path.stat().st_size > 0
-
-
-def stop_all() -> None:
-    """What still runs saves, and ends."""
-    left = [process for process in RUNNING if process.poll() is None]
-    for process in left:
-        process.send_signal(signal.SIGTERM)
-    for process in left:
-        process.wait()
 
 
 if __name__ == "__main__":

@@ -19,9 +19,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from processes import below, status, tell
+
 from tessera.bench import timing
 
-LOCK = Path(tempfile.gettempdir()) / "tessera-quiet.lock"
+LOCK = Path(tempfile.gettempdir()) / f"tessera-quiet-{os.getuid()}.lock"
+CALLER = os.getppid()
 
 
 def main() -> None:
@@ -40,15 +43,16 @@ def main() -> None:
 
 @contextmanager
 def hushed() -> Iterator[None]:
-    """All that the caller has started stands still, but for this process and what it has started. One at a time."""
+    """All that the caller has started stands still, but for this process, what it has started, and what stood still before. One
+    at a time."""
     with LOCK.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        seen: set[int] = set()
         stopped: list[int] = []
         try:
-            while fresh := [pid for pid in others() if pid not in stopped]:  # until nothing has started meanwhile
-                for pid in fresh:
-                    stopped.append(pid)
-                    tell(pid, signal.SIGSTOP)
+            while fresh := [pid for pid in others() if pid not in seen]:  # until nothing has started meanwhile
+                seen.update(fresh)
+                stopped += [pid for pid in fresh if status(pid)[0] != "T" and tell(pid, signal.SIGSTOP)]
             yield
         finally:
             for pid in reversed(stopped):  # children first: who waits for them finds them awake
@@ -57,28 +61,9 @@ def hushed() -> Iterator[None]:
 
 
 def others() -> list[int]:
-    """What the caller has started, and what that has started, parents first."""
-    parents = {int(path.name): parent(path) for path in Path("/proc").iterdir() if path.name.isdigit()}
-    found = [pid for pid, above in parents.items() if above == os.getppid() and pid != os.getpid()]
-    for pid in found:
-        found += [child for child, above in parents.items() if above == pid]
-    return found
-
-
-def parent(process: Path) -> int:
-    """0 of one that has ended meanwhile."""
-    try:
-        return int((process / "stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
-
-
-def tell(pid: int, number: int) -> None:
-    """It may have ended meanwhile."""
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return
+    """What the caller has started, and what that has started, parents first, but for this one; nothing once it has ended."""
+    own = {os.getpid(), *below(os.getpid())}
+    return [pid for pid in below(CALLER) if pid not in own] if os.getppid() == CALLER else []
 
 
 if __name__ == "__main__":

@@ -144,8 +144,10 @@ def test_what_is_timed_runs_beside(
 ) -> None:
     (tmp_path / "timed.py").write_text("import sys\nprint('timed', *sys.argv[1:])\n")
     good, bad = f"{tmp_path / 'timed.py'} 'one word'", f"{tmp_path / 'missing.py'}"
-    code, said = told(headline, tmp_path, monkeypatch, "cvivit", "--timed", bad, good)
+    code, said = told(headline, tmp_path, monkeypatch, "cvivit", "--timed", bad, "unclosed 'word", good)
     assert code == 1, "one of them failed"
     assert "train phenaki --stage tokenizer" in said
-    assert (tmp_path / "out" / "timed-2.log").read_text() == "timed one word\n"
-    assert "missing.py" in capsys.readouterr().out
+    assert (tmp_path / "out" / "timed-3.log").read_text() == "timed one word\n"
+    out = capsys.readouterr().out
+    assert "missing.py" in out
+    assert "timed: unclosed 'word: No closing quotation" in out

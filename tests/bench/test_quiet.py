@@ -18,14 +18,20 @@ QUIET = ROOT / "bench" / "quiet.py"
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")
 
 CALLER = """
-import subprocess, sys
+import signal, subprocess, sys
+from pathlib import Path
 busy = [sys.executable, "-c", sys.argv[1]]
 beside = subprocess.Popen([sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])", *busy])
+resting = subprocess.Popen(["sleep", "60"])
+resting.send_signal(signal.SIGSTOP)
 try:
     quiet = subprocess.Popen(sys.argv[2:])
-    sys.exit(quiet.wait())
+    code = quiet.wait()
+    Path("resting").write_text(Path(f"/proc/{resting.pid}/stat").read_text().rpartition(")")[2].split()[0])
+    sys.exit(code)
 finally:
     beside.terminate()
+    resting.kill()
 """
 BUSY = """
 import os, time
@@ -86,6 +92,7 @@ def state(home: Path) -> str:
 def test_what_runs_beside_stands_still_while_something_is_timed(home: Path) -> None:
     told, errors = begin(home, 1.0).communicate(timeout=120)
     assert told.split() == ["word", "True", "False", "True"], errors
+    assert (home / "resting").read_text() == "T", "what stood still before is not set going"
 
 
 def test_it_goes_on_when_the_timing_fails(home: Path) -> None:
@@ -104,7 +111,7 @@ def test_it_goes_on_when_the_timing_is_stopped(home: Path) -> None:
         time.sleep(0.1)
     assert state(home) == "T"
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    os.kill(int(children[-1]), signal.SIGTERM)  # the second that it started
+    os.kill(int(children[-1]), signal.SIGTERM)  # the last that it started
     process.communicate(timeout=60)
     assert process.returncode == 143
     assert state(home) != "T"
