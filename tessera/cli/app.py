@@ -102,7 +102,7 @@ def sample(
     n: Annotated[int | None, typer.Option("-n", help="Samples of each prompt; default 1.")] = None,
     seed: Annotated[int | None, typer.Option(help="Sample k of a prompt has the seed S + k; default 0.")] = None,
     frames: Annotated[int | None, typer.Option(help="Length of a clip; default that of a training clip.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Passes through the generator; not of meshes.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Passes through the generator; not where it draws token by token.")] = None,
     guidance: Annotated[float | None, typer.Option(help="Pull towards the prompt; 1 is none.")] = None,
     negative: Annotated[str | None, typer.Option(metavar="TEXT", help="What samples should not be.")] = None,
     image: Annotated[
@@ -345,12 +345,13 @@ def finish(run: Path) -> None:
     pictures = [path for path in samples if path.suffix in (".png", ".gif")]
     if pictures:
         print(f"pictures: {max(pictures, key=lambda path: (path.stem, path.suffix == '.gif'))}")
-    name, last = shlex.quote(str(run)), stages[-1].parent.parent.name if stages else "tokenizer"
-    first = (
-        f"tessera export {name} --out DIR"
-        if last == "tokenizer"
-        else f'tessera sample {name} "PROMPT"   or   tessera evaluate {name}'
-    )
+    trained = [latest.parent.parent.name for latest in stages] or ["tokenizer"]
+    name, last = shlex.quote(str(run)), trained[-1]
+    first = f'tessera sample {name} "PROMPT"   or   tessera evaluate {name}'
+    if last == "tokenizer":
+        first = f"tessera export {name} --out DIR"
+    elif last in ("embedder", "prior") and "base" not in trained:  # none of them draws
+        first = f"tessera resume {name}   to go on with the next stage"
     print(f"next: {first}   or   tessera resume {name} --set {last}.steps=N   to train longer")
 
 

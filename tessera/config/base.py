@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
@@ -47,6 +47,11 @@ class Config(BaseModel):
                 _refuse_literal(cls.__name__, name, value, slot)
             adapted[name] = value if slot is None else slot.adapt(value)
         return adapted
+
+    @classmethod
+    def part_of(cls, section: Config) -> Self:
+        """Those values of a section that this kind of section has: of one that extends it, what it extends."""
+        return cls(**{name: getattr(section, name) for name in cls.model_fields})
 
 
 def _refuse_literal(title: str, name: str, value: object, slot: Slot) -> None:

@@ -27,7 +27,16 @@ from tessera.evals.clip_nets import spread
 from tessera.evals.clip_quality import clip_vectors, kept_of, steadiness, still
 from tessera.evals.copies import Copies
 from tessera.evals.distances import MIN_SAMPLES
-from tessera.evals.evaluate import Evaluation, Report, Say, copies_report, dealt_parts, distance_reports, retrieval_report
+from tessera.evals.evaluate import (
+    Evaluation,
+    Report,
+    Say,
+    copies_report,
+    dealt_parts,
+    distance_reports,
+    loss_report,
+    retrieval_report,
+)
 from tessera.evals.features import Extractor, load_extractor
 from tessera.evals.health import Health, judge_accuracy, judge_distance
 from tessera.evals.nets import Fitting, Pictures
@@ -103,7 +112,7 @@ def evaluate_clips(
         report["identity"] = identity_report(subject, material, config, extractor, classifier, world, say)
         report["retrieval"] = clip_retrieval(material, rows, fitting, say)
     say("held-out loss, and the report")
-    report["loss"] = dict(subject.held_out_loss()) if subject.held_out_loss else {"skipped": "no stage measures a loss"}
+    report["loss"] = loss_report(subject.held_out_loss, len(asked))
     report["health"] = health_of(report).as_dict()
     report["notes"] = notes_on(material, config, rows)
     return Evaluation(report, make_sheet(material, rows, copies), extractor)

@@ -53,7 +53,8 @@ def subject_of(session: Session, options: Any, material: ClipMaterial) -> ClipSu
 
     tokenizer: Any = session.tokenizer
     stride = tokenizer.time_stride  # a scene that is shorter may add no token
-    goes_on = session.config.data.frames > 1 + stride  # a window that goes on has no first token, and room for two
+    least = 1 + stride if session.config.base.model.kind == "masked" else 1  # a window that goes on has no first token, and room
+    goes_on = session.config.data.frames > least  # for two; token by token there are no windows
     return ClipSubject(
         sample=sample, reconstruct=reconstruct, count_codes=count, tell=tell if goes_on else None,
         least_scene=stride, held_out_loss=held_out_loss, about=about,

@@ -112,11 +112,17 @@ def evaluate(
         say(f"LPIPS of {len(asked):,} reconstructions")
         report["lpips"] = lpips_report(rows, lpips, config, world)
     say("held-out loss, and the report")
-    loss = dict(subject.held_out_loss()) if subject.held_out_loss else {}
-    report["loss"] = loss or {"skipped": "no stage measures a loss of pictures that are held out"}
+    report["loss"] = loss_report(subject.held_out_loss, len(asked))
     report["health"] = health_of(report, subject.parts).as_dict()
     report["notes"] = notes
     return Evaluation(report, make_sheet(material, rows, copies), extractor)
+
+
+def loss_report(measure: Callable[[], Mapping[str, float]] | None, num: int) -> Report:
+    """Of so many samples that are held out."""
+    if not num:
+        return {"skipped": "nothing is held out"}
+    return (dict(measure()) if measure else {}) or {"skipped": "no stage measures a loss of what is held out"}
 
 
 def make_rows(subject: Subject, asked: Side, seed: int, world: World, say: Say) -> dict[str, Pictures]:

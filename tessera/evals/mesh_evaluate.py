@@ -21,7 +21,7 @@ from tessera.engine.dist import World
 from tessera.evals import oracle
 from tessera.evals.copies import few_note
 from tessera.evals.distances import MIN_SAMPLES
-from tessera.evals.evaluate import SHEET_COLUMNS, Evaluation, Report, Say, dealt_parts
+from tessera.evals.evaluate import SHEET_COLUMNS, Evaluation, Report, Say, dealt_parts, loss_report
 from tessera.evals.health import ADVICE, Health, judge_accuracy, judge_apart
 from tessera.evals.mesh_copies import COARSE_POINTS, Corners, find_equals, find_shape_copies
 from tessera.evals.mesh_health import check_health, summarise_health
@@ -116,7 +116,7 @@ def evaluate_meshes(
         report["sets"] = sets_report(material, clouds, train, measuring)
         report["copies"], nearest = copies_report(material, rows, clouds, train, measuring)
     say("held-out loss, and the report")
-    report["loss"] = dict(subject.held_out_loss()) if subject.held_out_loss else {"skipped": "no stage measures a loss"}
+    report["loss"] = loss_report(subject.held_out_loss, len(asked))
     report["health"] = health_of(report, {**ADVICE, "tokenizer": subject.tokenizer_advice}).as_dict()
     report["notes"] = notes_on(material, config, rows, measuring)
     return Evaluation(report, make_sheet(material, rows, nearest), None)
@@ -241,7 +241,8 @@ def sets_report(material: MeshMaterial, clouds: Mapping[str, CloudSet], train: C
     if not len(reference):
         return {"skipped": "no held-out shape has a surface"}
     scores = set_rows({name: side for name, side in sides.items() if len(side)}, reference, device=measuring.device)
-    table = {name: {**row.as_dict(), "num_empty": max(0, num - row.num_samples)} for name, row in scores.items()}
+    empty = {name: num - row.num_samples for name, row in scores.items()} | {"train": 0}  # of the latter any are taken
+    table = {name: {**row.as_dict(), "num_empty": empty[name]} for name, row in scores.items()}
     notes = [f"{name}: {note}" for name, row in scores.items() if (note := size_note(row))]
     notes += [f"{name}: no shape has a surface" for name, side in sides.items() if not len(side)]
     return {**table.get("samples", {}), "n": num, "points": measuring.points, "rows": table, "notes": notes}

@@ -105,9 +105,8 @@ def summarise_health(reports: Sequence[MeshHealth]) -> dict[str, float]:
         "clean": _share(len(clean), len(reports)),
         "empty": _share(len(reports) - len(filled), len(reports)),
     }
-    for name in _SHARES:
+    for name in (*_SHARES, "components", "euler"):
         summary[name] = float(np.mean([getattr(report, name) for report in filled])) if filled else 0.0
-    summary["components"] = float(np.mean([report.components for report in filled])) if filled else 0.0
     summary["inside_out"] = _share(sum(report.inside_out > 0 for report in filled), len(filled))
     return summary
 

@@ -91,11 +91,6 @@ def score_sets(samples: Doubles, reference: Doubles, across: Doubles) -> SetScor
     )
 
 
-def compare_sets(samples: Clouds, reference: Clouds, *, device: torch.device | str = "cpu") -> SetScores:
-    """By Chamfer distances of clouds, s n 3 each."""
-    return set_rows({"samples": samples}, reference, device=device)["samples"]
-
-
 def set_rows(sides: dict[str, Clouds], reference: Clouds, *, device: torch.device | str = "cpu") -> dict[str, SetScores]:
     """A row for each side against one reference, whose own distances are computed once, as are those of equal sides: a tokenizer
     that loses nothing makes what is real."""
@@ -109,16 +104,6 @@ def set_rows(sides: dict[str, Clouds], reference: Clouds, *, device: torch.devic
         within, across = pairwise_chamfer(side, device=device), pairwise_chamfer(side, reference, device=device)
         found[name] = score_sets(within, inside, across)
     return found
-
-
-def reference_rows(
-    samples: Clouds, test: Clouds, train: Clouds, *, seed: int = 0, device: torch.device | str = "cpu"
-) -> dict[str, SetScores]:
-    """`samples` and `train`, both against test shapes: the second row is what real shapes reach.
-
-    It takes as many training shapes as there are samples, drawn by the seed, because the figures depend on their number.
-    """
-    return set_rows({"samples": samples, "train": train[draw(len(train), len(samples), seed)]}, test, device=device)
 
 
 def draw(size: int, num: int, seed: int) -> npt.NDArray[np.int64]:

@@ -8,7 +8,6 @@ flipped faces and holes show.
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,6 @@ from PIL import Image
 
 from tessera.media.images import Pixels
 from tessera.media.meshes import Mesh
-from tessera.media.sheets import sheet
 
 Floats = npt.NDArray[np.float64]
 
@@ -80,16 +78,6 @@ def visible_faces(screen: Floats, height: int, width: int) -> npt.NDArray[np.int
 def mesh_views(mesh: Mesh, size: int = 256) -> list[Pixels]:
     """Four pictures: from the front left, from the back right, from the side and from above."""
     return [render(mesh, size, yaw=yaw, pitch=pitch) for yaw, pitch in VIEWS.values()]
-
-
-def mesh_sheet(meshes: Sequence[Mesh], captions: Sequence[str] = (), *, size: int = 128, columns: int = 6) -> Pixels:
-    """One tile a mesh, of its four views in a square, `size` pixels each, with its caption below; `columns` tiles a row."""
-    if len(captions) not in (0, len(meshes)):
-        raise ValueError(f"got {len(captions)} captions for {len(meshes)} meshes; expected none, or one a mesh")
-    tiles = [sheet([views[:2], views[2:]], gap=0) for views in (mesh_views(mesh, size) for mesh in meshes)]
-    rows = [sheet([tiles[at : at + columns]], captions=captions[at : at + columns]) for at in range(0, len(tiles), columns)]
-    width = max(row.shape[1] for row in rows)
-    return np.concatenate([np.pad(row, ((0, 0), (0, width - row.shape[1]), (0, 0)), constant_values=255) for row in rows])
 
 
 def turntable(mesh: Mesh, frames: int = 24, size: int = 192) -> bytes:

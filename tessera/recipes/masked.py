@@ -83,8 +83,3 @@ def token_loss(config: MaskedLossConfig, nets: Nets, batches: Iterable[TokenBatc
         sums += torch.stack([loss.total, loss.weight, loss.parts["right"]]).double().cpu()
     total, weight, right = sums.tolist()
     return {"loss": total / weight, "right": right / weight}
-
-
-def options_of(options: MaskedSampleConfig) -> MaskedSampleConfig:
-    """What of a recipe's sample section concerns the generator."""
-    return MaskedSampleConfig(**{name: getattr(options, name) for name in MaskedSampleConfig.model_fields})

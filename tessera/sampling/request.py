@@ -77,6 +77,12 @@ class Request:
         return [k / (self.n - 1) if self.at is None else self.at for _ in self.prompts for k in range(self.n)]
 
 
+def pulls(options: Config) -> bool:
+    """Whether there is guidance, of one stage at least."""
+    sections = [value for _, value in options if isinstance(value, Config)]
+    return getattr(options, "guidance", 1) != 1 or any(map(pulls, sections))
+
+
 def make_request(
     options: Config, prompts: Sequence[str], *, n: int = 1, seed: int = 0, negative: str | None = None, image: Any = None,
     mask: Any = None, towards: Any = None, at: float | None = None, mesh: Any = None,
@@ -103,7 +109,7 @@ def make_request(
     refuse_odd_way(given, at, n)
     story = checked_scenes(scenes)
     decided = decide(options, [*changes, *lengths_of(story, options, changes)])
-    if negative is not None and decided.guidance == 1:
+    if negative is not None and not pulls(decided):
         raise UserError("guidance pushes away from a negative prompt, and guidance 1 is none; raise it, or leave the prompt out")
     return Request(
         prompts=tuple(prompts), options=decided, n=n, seed=seed, negative=negative, image=image, mask=mask,

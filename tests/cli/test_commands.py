@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from tessera import demo as demo_module
 from tessera import pipeline
-from tessera.cli.app import spread_sets
+from tessera.cli.app import finish, spread_sets
 from tessera.config import dump_yaml
 
 Run = Any  # the fixture `tessera`: arguments -> code, out, err
@@ -202,3 +203,28 @@ def test_the_demo_ends_with_numbers_and_pictures(tessera: Run, tmp_path: Path, m
 )
 def test_several_values_after_one_set(given: list[str], meant: list[str]) -> None:
     assert spread_sets(given) == meant
+
+
+@pytest.mark.parametrize(
+    ("stages", "following"),
+    [
+        (["tokenizer"], "tessera export RUN --out DIR"),
+        (["tokenizer", "base"], 'tessera sample RUN "PROMPT"   or   tessera evaluate RUN'),
+        (["embedder"], "tessera resume RUN   to go on with the next stage"),
+        (["embedder", "prior"], "tessera resume RUN   to go on with the next stage"),
+        (["embedder", "base", "prior"], 'tessera sample RUN "PROMPT"   or   tessera evaluate RUN'),
+    ],
+)
+def test_after_training_comes_what_can_be_done(
+    stages: list[str], following: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for age, stage in enumerate(stages):
+        latest = tmp_path / stage / "checkpoints" / "latest"
+        latest.parent.mkdir(parents=True)
+        latest.write_text("step-000002")
+        os.utime(latest, (age, age))
+    finish(tmp_path)
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said.replace(str(tmp_path), "RUN") == (
+        f"next: {following}   or   tessera resume RUN --set {stages[-1]}.steps=N   to train longer"
+    )

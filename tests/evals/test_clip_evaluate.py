@@ -138,8 +138,10 @@ def test_tiny_data_give_notes_instead_of_numbers() -> None:
         assert "too few" in report[name]["skipped"]
     assert report["reconstruction"]["psnr"] > 40
     assert lines(report)
-    nothing = evaluate_clips(knowing(tiny), replace(tiny, held_out=tiny.held_out[:0]), QUICK)
+    asked = replace(knowing(tiny), held_out_loss=lambda: {"loss": 1 / 0})
+    nothing = evaluate_clips(asked, replace(tiny, held_out=tiny.held_out[:0]), QUICK)
     assert nothing.sheet is None
+    assert nothing.report["loss"] == {"skipped": "nothing is held out"}
     assert lines(nothing.report)
 
 

@@ -226,10 +226,14 @@ def test_tiny_data_give_notes_instead_of_numbers(material: Material) -> None:
     assert halves["copies"]["note"].startswith("12 held-out")
 
 
+def unasked() -> dict[str, float]:
+    raise AssertionError("of nothing there is no loss")
+
+
 def test_nothing_held_out(material: Material) -> None:
-    done = evaluate(knowing(material), replace(material, held_out=material.held_out[:0]), QUICK)
+    done = evaluate(replace(knowing(material), held_out_loss=unasked), replace(material, held_out=material.held_out[:0]), QUICK)
     assert done.sheet is None
-    assert done.report["oracle"] == {"skipped": "nothing is held out"}
+    assert done.report["oracle"] == done.report["loss"] == {"skipped": "nothing is held out"}
     assert lines(done.report)
 
 

@@ -282,6 +282,8 @@ def test_samples_without_a_surface_are_counted(material: MeshMaterial, known: Ev
     some = MeshSubject(sample=lambda captions, seed: [nothing] * 4 + list(answer(captions, seed))[4:])
     report = evaluate_meshes(some, material, QUICK).report
     assert report["sets"]["rows"]["samples"]["num_empty"] == 4
+    few = evaluate_meshes(some, replace(material, train=material.train[:9]), QUICK).report["sets"]["rows"]["train"]
+    assert (few["num_samples"], few["num_empty"]) == (9, 0)
     assert report["sets"]["notes"][0].startswith("samples: 12 samples against 16")
     assert report["shapes"]["empty"] == pytest.approx(4 / 16)
     assert report["oracle"]["joint"] == pytest.approx(12 / 16)
@@ -302,9 +304,10 @@ def test_few_data_give_reasons_instead_of_numbers(material: MeshMaterial) -> Non
     halves = evaluate_meshes(knowing(material), replace(material, held_out=material.held_out[:12]), QUICK).report
     assert "two sides of 6" in halves["sets"]["skipped"]
     assert halves["copies"]["note"].startswith("12 held-out shapes")
-    none = evaluate_meshes(knowing(material), replace(material, held_out=material.held_out[:0]), QUICK)
+    asked = replace(knowing(material), held_out_loss=lambda: {"loss": 1 / 0})
+    none = evaluate_meshes(asked, replace(material, held_out=material.held_out[:0]), QUICK)
     assert none.sheet is None
-    assert none.report["oracle"] == {"skipped": "nothing is held out"}
+    assert none.report["oracle"] == none.report["loss"] == {"skipped": "nothing is held out"}
     assert lines(none.report)
     with pytest.raises(ValueError, match="samples are 1 meshes for 16; expected one each"):
         evaluate_meshes(MeshSubject(sample=lambda captions, seed: soup(1, 0)), material, QUICK)

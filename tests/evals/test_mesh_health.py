@@ -224,6 +224,7 @@ def test_a_set_is_the_mean_of_its_shapes() -> None:
     assert found["boundary_edges"] == pytest.approx(3 / 18 / 3)
     assert found["degenerate_faces"] == pytest.approx(1 / 13 / 3)
     assert found["components"] == 1
+    assert found["euler"] == pytest.approx((2 + 1 + 2) / 3)
     assert json.loads(json.dumps([found, reports[0].as_dict()]))[1]["watertight"] is True
     assert summarise_health([])["watertight"] == 0
 

@@ -14,13 +14,11 @@ from tessera.evals import mesh_sets
 from tessera.evals.mesh_points import pairwise_chamfer
 from tessera.evals.mesh_sets import (
     chance_accuracy,
-    compare_sets,
     coverage,
     draw,
     minimum_matching_distance,
     nearest_neighbour_accuracy,
     own_neighbours,
-    reference_rows,
     score_sets,
     set_rows,
     size_note,
@@ -116,22 +114,21 @@ def clouds(num: int, seed: int, wide: float = 1.0) -> npt.NDArray[np.float32]:
 
 def test_rows_of_clouds() -> None:
     samples, test, train = clouds(12, 0, 4.0), clouds(12, 1), clouds(30, 2)
-    rows = reference_rows(samples, test, train, seed=5)
+    rows = set_rows({"samples": samples, "train": train[draw(len(train), 12, 5)]}, test)
     assert list(rows) == ["samples", "train"]
-    assert rows["samples"] == compare_sets(samples, test)
+    assert rows["samples"] == score_sets(*map(pairwise_chamfer, (samples, test)), pairwise_chamfer(samples, test))
     assert rows["train"].num_samples == 12
     assert rows["samples"].nna == 1
     assert rows["train"].nna < 0.8
     assert rows["train"].mmd < rows["samples"].mmd
-    assert rows == reference_rows(samples, test, train, seed=5)
-    assert rows["train"] != reference_rows(samples, test, train, seed=6)["train"]
+    assert set(draw(len(train), 12, 5)) != set(draw(len(train), 12, 6))
     assert coverage(pairwise_chamfer(test, test)) == 1
     assert minimum_matching_distance(pairwise_chamfer(test, test)) == 0
 
 
 def test_equal_sides_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     test, sides = clouds(6, 1), {"real": clouds(6, 2), "samples": clouds(6, 3, 2.0), "reconstruction": clouds(6, 2)}
-    alone = {name: compare_sets(side, test) for name, side in sides.items()}
+    alone = {name: set_rows({name: side}, test)[name] for name, side in sides.items()}
     asked: list[object] = []
     monkeypatch.setattr(mesh_sets, "pairwise_chamfer", lambda *a, **k: (asked.append(0), pairwise_chamfer(*a, **k))[1])
     assert set_rows(sides, test) == alone

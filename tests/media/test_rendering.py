@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from tessera.media.meshes import Mesh
-from tessera.media.rendering import VIEWS, mesh_sheet, mesh_views, render, turntable, visible_faces
+from tessera.media.rendering import VIEWS, mesh_views, render, turntable, visible_faces
 
 EMPTY = Mesh(np.empty((0, 3)), np.empty((0, 3), dtype=np.int64))
 CUBE = Mesh(
@@ -132,22 +132,13 @@ def test_rendering_is_repeated_exactly_and_does_not_depend_on_place_and_scale() 
     assert np.array_equal(first, render(Mesh(CUBE.vertices * 4 + [8, -16, 32], CUBE.faces), 96))
 
 
-def test_views_and_sheets() -> None:
+def test_views() -> None:
     views = mesh_views(CUBE, 48)
     assert len(views) == len(VIEWS) == 4
     assert all(
         np.array_equal(view, render(CUBE, 48, yaw=yaw, pitch=pitch))
         for view, (yaw, pitch) in zip(views, VIEWS.values(), strict=True)
     )
-    got = mesh_sheet([CUBE, EMPTY, WALL], ["cube", "nothing", "wall"], size=48, columns=2)
-    assert np.array_equal(got[2:50, 2:50], views[0])
-    assert np.array_equal(got[50:98, 50:98], views[3])
-    assert (got[2:98, 100:196] == 250).all()
-    second = got.shape[0] // 2
-    assert got.shape[0] == 2 * second
-    assert np.array_equal(got[second + 2 : second + 50, 2:50], mesh_views(WALL, 48)[0])
-    with pytest.raises(ValueError, match="1 captions for 2 meshes"):
-        mesh_sheet([CUBE, WALL], ["cube"])
 
 
 def test_a_turntable_is_a_gif_of_one_turn() -> None:

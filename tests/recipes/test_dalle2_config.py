@@ -66,12 +66,27 @@ def step(config: Dalle2Config, name: str) -> Train:
         (["base.latent={}"], "base.latent.path"),
         (["prior.process={kind: ddpm, learned_variance: true}"], "learned_variance is for pictures"),
         (["sample.guidance_levels=[3, -3]"], "the lower one comes first"),
+        (
+            ["data.views=4"],
+            "data.views 4 would change nothing: pictures are read as they are, not as tokens; leave it out (it is 8)",
+        ),
+        (["prior.loss.embedding_dropout_prob=0.3"], "prior.loss.embedding_dropout_prob 0.3 would change nothing"),
+        (["prior.loss.bound_weight=1"], "an embedding has no learned variance"),
+        (["upsampler1.loss.embedding_dropout_prob=0"], "upsamplers are told no embedding"),
+        (["upsampler1.loss.text_dropout_prob=0"], "upsampler1.text=false tells it none; leave it out (it is 0.2)"),
+        (["sample.prior.resample_times=2"], "sample.prior.resample_times 2 would change nothing: base alone"),
+        (["sample.upsampler.resample_times=2"], "sample.upsampler.resample_times 2 would change nothing"),
     ],
 )
 def test_what_cannot_be_is_refused(sets: list[str], told: str) -> None:
     with pytest.raises(UserError) as error:
         resolved(*sets)
     assert told in str(error.value)
+
+
+def test_what_changes_something_is_taken() -> None:
+    config = resolved("upsampler1.text=true", "upsampler1.loss.text_dropout_prob=0", "base.loss.embedding_dropout_prob=0")
+    assert config.upsamplers["upsampler1"].loss.text_dropout_prob == config.base.loss.embedding_dropout_prob == 0
 
 
 def test_stages_follow_from_the_config() -> None:

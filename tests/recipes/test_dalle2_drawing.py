@@ -17,6 +17,7 @@ from PIL import Image
 
 from tessera import pipeline
 from tessera.config import TarEmbeddingsConfig, UserError
+from tessera.config.loading import Layer
 from tessera.contracts import Chunk, Context
 from tessera.data.embedding_files import FileEmbeddings
 from tessera.data.synth.shapes import write_shapes
@@ -271,6 +272,17 @@ def test_what_cannot_be_drawn_is_told(
 ) -> None:
     with pytest.raises(UserError, match=told):
         ask(session, photo)
+
+
+def given(**options: Any) -> Layer:
+    return Layer.of({"sample": options}, "the test")
+
+
+@pytest.mark.parametrize("pulled", ["prior", "upsampler"])
+def test_a_negative_prompt_asks_for_guidance_of_any_stage(session: Session, pulled: str) -> None:
+    make_request(session.config.sample, ["a"], negative="b", changes=[given(guidance=1.0, **{pulled: {"guidance": 3.0}})])
+    with pytest.raises(UserError, match="guidance 1 is none"):
+        make_request(session.config.sample, ["a"], negative="b", changes=[given(guidance=1.0)])
 
 
 def test_a_negative_prompt_and_guidance_change_what_is_drawn(session: Session) -> None:

@@ -18,6 +18,7 @@ from tessera.config import Config, VideoDataConfig
 from tessera.contracts import Chunk, Recipe
 from tessera.media.clips import Clip
 from tessera.randomness import mix, mix_text
+from tessera.recipes.clips.config import MaskedBaseConfig
 from tessera.sampling.session import Session
 from tessera.sampling.stored import Stored
 
@@ -42,6 +43,8 @@ class ClipConfig(Config):
     """The recipe's name."""
     data: VideoDataConfig = VideoDataConfig(frames=5, resolution=16)
     """The files."""
+    base: MaskedBaseConfig = MaskedBaseConfig()
+    """A generator of windows, as far as judging is concerned."""
     sample: ClipSample = ClipSample()
     """How clips are drawn."""
 

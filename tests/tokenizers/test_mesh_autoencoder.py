@@ -154,7 +154,6 @@ def test_ids_are_those_of_vertices_and_in_range(kind: str) -> None:
     assert ids.shape == (*corners.shape[:3], net.num_quantizers)
     assert ids.dtype == torch.int64
     assert 0 <= ids.min() <= ids.max() < net.vocab_size
-    assert net.codes_per_face == ids[0, 0].numel()
     for row, mesh in zip(ids, meshes, strict=True):
         codes: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
         for point, code in zip(mesh.reshape(-1, 3).tolist(), row[: len(mesh)].flatten(0, 1).tolist(), strict=True):
@@ -332,7 +331,6 @@ def test_it_builds_without_memory() -> None:
     net = stage.nets["tokenizer"]
     assert all(tensor.is_meta for tensor in (*net.parameters(), *net.buffers()))
     assert net.vocab_size == 16384
-    assert net.codes_per_face == 6
     ids, num_faces = torch.zeros(2, 5, 3, 2, dtype=torch.long, device="meta"), torch.zeros(2, dtype=torch.long, device="meta")
     assert net.decode(ids, num_faces).shape == (2, 5, 3, 3)
     assert stage.best.metric == "triangle_accuracy"

@@ -18,7 +18,7 @@ from tessera.generators.autoregressive.grid_stage import build_nets, build_stage
 from tessera.generators.masked.windows import Piece
 from tessera.randomness import mix_tensors
 from tessera.recipes.captions import Prompts
-from tessera.recipes.clips.config import KIND, AutoregressiveClipSampleConfig, AutoregressiveClipsConfig, ClipSampleConfig
+from tessera.recipes.clips.config import KIND, AutoregressiveClipSampleConfig, AutoregressiveClipsConfig
 from tessera.recipes.clips.given import given_latents
 from tessera.recipes.clips.scenes import spans_of
 from tessera.text.encoders import build_encoder, encode_text, text_width
@@ -48,7 +48,7 @@ class AutoregressiveClips:
     def preview(self, nets: Nets, batch: TokenBatch) -> tuple[Tensor, Tensor]:
         """Ids drawn from the captions and sketches of a batch, as its own are, and their seeds."""
         seeds = torch.arange(len(batch.keys), device=batch.ids.device)
-        sampler = GridSampler(GridWriter(generator_of(nets), drawn_by(self.config.sample)), recorded=False)
+        sampler = GridSampler(GridWriter(generator_of(nets), GridSampleConfig.part_of(self.config.sample)), recorded=False)
         sketch = sketch_of(nets, batch, torch.zeros_like(batch.valid))
         text = encode_text(nets, batch.text)
         return torch.cat(list(sampler(text, seeds, batch.ids.shape[1], lengths=batch.lengths, sketch=sketch)), dim=1), seeds
@@ -70,7 +70,7 @@ class AutoregressiveLatents:
 
     def sampler(self, options: AutoregressiveClipSampleConfig) -> GridSampler:
         """The one for these options."""
-        own = drawn_by(options)
+        own = GridSampleConfig.part_of(options)
         key = own.model_dump_json()
         if key not in self._samplers:
             if self.config.base.model.nearby.whole and own.order == "wavefront":
@@ -126,11 +126,6 @@ class AutoregressiveLatents:
             stats = {name: stats.get(name, 0) + value.double().cpu() for name, value in loss.stats.items()}
         total, weight, right = sums.tolist()
         return {"loss": total / weight, "right": right / weight} | digest(stats)
-
-
-def drawn_by(options: ClipSampleConfig) -> GridSampleConfig:
-    """What of the sample section concerns the generator."""
-    return GridSampleConfig(**{name: getattr(options, name) for name in GridSampleConfig.model_fields})
 
 
 def take_seeds(seeds: Tensor, take: int) -> Tensor:

@@ -13,13 +13,14 @@ from tessera.compiling import compile_module
 from tessera.config import UserError
 from tessera.contracts import Chunk, Nets, Scene, Stage
 from tessera.generators.masked.frames import plain_frames
+from tessera.generators.masked.sample import MaskedSampleConfig
 from tessera.generators.masked.stage import build_stage
 from tessera.generators.masked.windows import NoRoom, Piece, Window, draw_long
 from tessera.recipes.captions import Prompts
 from tessera.recipes.clips.config import MaskedClipSampleConfig, MaskedClipsConfig, largest_overlap
 from tessera.recipes.clips.given import given_latents
 from tessera.recipes.clips.scenes import latents_in, spans_of
-from tessera.recipes.masked import TokenDrawer, draw_preview, masked_nets, options_of, token_loss
+from tessera.recipes.masked import TokenDrawer, draw_preview, masked_nets, token_loss
 from tessera.tokenizers.video.model import VideoTokenizer
 
 
@@ -83,8 +84,8 @@ class MaskedLatents:
 
         def draw_window(window: Window) -> Tensor:
             return self.draw_tokens(
-                "base", self.nets, options_of(options), captions[window.scene], window.seeds, negatives=chunk.negatives,
-                known=window.known, frames=window.frames,
+                "base", self.nets, MaskedSampleConfig.part_of(options), captions[window.scene], window.seeds,
+                negatives=chunk.negatives, known=window.known, frames=window.frames,
             ).flatten(1)  # fmt: skip
 
         grid = self.config.grid

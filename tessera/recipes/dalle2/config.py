@@ -170,7 +170,15 @@ NO_GUIDANCE = GuidanceConfig(text=1.0)
 
 def guided(config: SamplerConfig, guidance: GuidanceConfig = NO_GUIDANCE) -> DiffusionSampleConfig:
     """With that guidance; by default with none."""
-    return DiffusionSampleConfig(**{name: getattr(config, name) for name in SamplerConfig.model_fields}, guidance=guidance)
+    return DiffusionSampleConfig(**dict(SamplerConfig.part_of(config)), guidance=guidance)
+
+
+def refuse_idle(section: Config, path: str, **reasons: str) -> None:
+    """Options of a section, by their names, that have no effect where it stands: only their defaults are taken."""
+    for name, reason in reasons.items():
+        value, default = getattr(section, name), type(section).model_fields[name].default
+        if value != default:
+            raise ValueError(f"{path}.{name} {value} would change nothing: {reason}; leave it out (it is {default})")
 
 
 UPSAMPLERS = ("upsampler1", "upsampler2", "upsampler3", "upsampler4")
@@ -232,6 +240,19 @@ class Dalle2Config(Config):
             raise ValueError(f"{told[0]}.text=true tells captions, and text.kind=none has none; choose another of either")
         if isinstance(self.prior.process, DdpmConfig) and self.prior.process.learned_variance:
             raise ValueError("prior.process.learned_variance is for pictures; an embedding has none: set it to false")
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_idle(self) -> Dalle2Config:
+        untold = "upsamplers are told no embedding"
+        refuse_idle(self.data, "data", views="pictures are read as they are, not as tokens")
+        refuse_idle(self.prior.loss, "prior.loss", embedding_dropout_prob="the prior draws the embedding, and is told none",
+                    bound_weight="an embedding has no learned variance")  # fmt: skip
+        for name, stage in self.upsamplers.items():
+            mute = {} if stage.text else {"text_dropout_prob": f"{name}.text=false tells it none"}
+            refuse_idle(stage.loss, f"{name}.loss", embedding_dropout_prob=untold, **mute)
+        for name, section in (("prior", self.sample.prior), ("upsampler", self.sample.upsampler)):
+            refuse_idle(section, f"sample.{name}", resample_times="base alone draws to fit what is known (sample.resample_times)")
         return self
 
     @model_validator(mode="after")

@@ -59,7 +59,7 @@ class Sculptor:
 
     def sampler(self, options: MeshSampleConfig) -> Sampler:
         """One for each set of options: on a GPU it keeps what it recorded."""
-        plain = AutoregressiveSampleConfig(**{name: getattr(options, name) for name in AutoregressiveSampleConfig.model_fields})
+        plain = AutoregressiveSampleConfig.part_of(options)
         key = plain.model_dump_json()
         if key not in self._samplers:
             generator: Any = self.stages["base"]["generator"]

@@ -20,7 +20,7 @@ from tessera.generators.masked.sample import MaskedSampleConfig
 from tessera.media.images import to_picture
 from tessera.randomness import mix_text, uniform
 from tessera.recipes.generator import encode_exactly, judged_batch
-from tessera.recipes.masked import TokenDrawer, options_of, token_loss
+from tessera.recipes.masked import TokenDrawer, token_loss
 from tessera.recipes.muse.config import MuseConfig, MuseSampleConfig
 from tessera.recipes.pictures import at_size, covered, covered_cells, pictures
 from tessera.recipes.precision import full_precision
@@ -62,7 +62,7 @@ class Painter:
         if options.compile and not self._compiled:
             self.compile()
         known, redraw = self.start(chunk, options)
-        ids = self.tokens("base", options_of(options), chunk, known, None)
+        ids = self.tokens("base", MaskedSampleConfig.part_of(options), chunk, known, None)
         if self.config.superres is None or "superres" not in self.stages:
             images = self.decode("tokenizer", ids)
         else:

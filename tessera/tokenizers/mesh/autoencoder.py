@@ -262,11 +262,6 @@ class GraphTokenizer(nn.Module):
         self.register_buffer("latent_mean", torch.zeros(config.quantizer.width))
         self.register_buffer("latent_variance", torch.ones(config.quantizer.width))
 
-    @property
-    def codes_per_face(self) -> int:
-        """Ids of one face."""
-        return self.corners * self.num_quantizers
-
     def forward(self, corners: Tensor, num_faces: Tensor, valid: Tensor, blur: float) -> Judged:
         """There and back, compared with what went there, with gradients. valid: b, which meshes count among vertices."""
         made = self.reconstruct(corners, num_faces, valid)
