@@ -31,6 +31,7 @@ from tessera.recipes import RECIPES, find_recipe
 from tessera.sampling.stored import has_weights, read_run
 from tessera.staging import (
     build_stage,
+    describe,
     fingerprint,
     make_feed,
     make_loader,
@@ -176,6 +177,7 @@ def resume(
         )
     recipe, saved = read_run(folder)
     old = build(recipe.config_type, [saved])
+    refuse_other_kind(folder, recipe.config_type, saved, parse_sets(sets))
     config = with_absolute_path(build(recipe.config_type, [saved, parse_sets(sets)]))
     changes = difference(old, config)
     if any("needs." in key or (key.endswith(".path") and key != "data.path") or isinstance(new, dict) for key, _, new in changes):
@@ -191,9 +193,7 @@ def resume(
         source = open_source(config, data)
         config = recipe.settle(config, source)  # --set may have changed how captions are read
         trains = pick(recipe.steps(config), stage, stages)
-        pairs = {
-            key: [list(v) if isinstance(v, tuple) else v for v in pair] for key, *pair in changes
-        }  # as config files write it
+        pairs = {key: [list(v) if isinstance(v, tuple) else v for v in pair] for key, *pair in changes}  # as files write it
         said = [f"changed: {key}: {before} -> {after}" for key, (before, after) in pairs.items()]
         _train_all(folder, config, trains, source, world, stop, said)
     return folder
@@ -219,6 +219,16 @@ def prepare(run: Path | str, stage: str | None = None) -> dict[str, list[Path]]:
         which = f"stage {stage} of recipe {recipe.name} reads" if stage else f"the stages of {folder} read"
         raise UserError(f"{which} no caches, but the files themselves; there is nothing to prepare")
     return {name: folders for name, folders in used.items() if folders}
+
+
+def refuse_other_kind(folder: Path, root: Any, saved: Layer, sets: Layer) -> None:
+    """Of generator: another one has other weights, and other options."""
+    asked = root.said([sets]) if isinstance(root, Kinds) else None
+    if asked is not None and asked != root.said([saved]):
+        raise UserError(
+            f"--set {root.key}={asked}: a run keeps its kind of generator, here {root.said([saved])}; start a new run, which may "
+            f"take the tokenizer of this one: --set {root.key}={asked} base.needs.tokenizer={folder / 'tokenizer'}"
+        )
 
 
 def refuse_changes(changes: Sequence[tuple[str, object, object]]) -> None:
@@ -256,15 +266,15 @@ def refuse_replaced(folder: Path, before: Sequence[Train], after: Sequence[Train
 
 
 @contextmanager
-def session(config: Any) -> Iterator[tuple[World, StopFlag]]:
-    """Ranks joined, signals caught, numerics set."""
+def session(config: Any, *, saves: bool = True) -> Iterator[tuple[World, StopFlag]]:
+    """Ranks joined, signals caught, numerics set. What saves nothing leaves at the first signal."""
     engine = config.engine
     refuse_missing(engine.trackers)
     torch.use_deterministic_algorithms(engine.deterministic, warn_only=True)
     torch.backends.cudnn.benchmark = not engine.deterministic  # shapes are few and fixed
     torch.set_float32_matmul_precision("high" if engine.precision == "bf16" else "highest")
     torch.backends.cudnn.allow_tf32 = engine.precision == "bf16"
-    with StopFlag() as stop:
+    with StopFlag(at_once=not saves) as stop:
         try:
             yield join(engine), stop
         except RuntimeError as error:
@@ -289,7 +299,7 @@ def _train_all(
             if not (folder / "config.yaml").exists():  # an older one is replaced once its checkpoint is known to fit the new
                 write_config(folder, config)
         journal.say(f"run {folder} on {world.device}, {world.size} rank{'s' if world.size > 1 else ''}")
-        for line in [*changes, *describe(source)]:
+        for line in [*changes, *describe(config, source, world)]:
             journal.say(line)
         try:
             for train in trains:
@@ -300,17 +310,6 @@ def _train_all(
             journal.note(f"ended: {type(error).__name__}: {error}")
             error.add_note(str(folder))  # the message of the command line names the run to resume
             raise
-
-
-def describe(source: Source) -> Iterator[str]:
-    """What the data is, for the log."""
-    if not isinstance(source, Stored):
-        yield f"data: {len(source):,} samples"
-        return
-    captioned = sum(source.caption(index) is not None for index in range(len(source)))
-    yield f"data: {source.root}, {len(source):,} {source.kind}, {captioned:,} captions, {len(source.rejects):,} rejects"
-    yield from (f"data: {note}" for note in source.notes)
-    yield from (f"data: rejected {reject.path}: {reject.reason}" for reject in source.rejects[:8])
 
 
 def train_stage(folder: Path, config: Any, train: Train, source: Source, world: World, stop: StopFlag, journal: Journal) -> None:
@@ -332,11 +331,11 @@ def train_stage(folder: Path, config: Any, train: Train, source: Source, world: 
         "config": config.model_dump(mode="json"),
     }
     resumed = world.together(lambda: _resume_state(home / "checkpoints", state, facts, world, journal))
-    if world.main:
-        write_config(folder, config)
     if state.step >= train.steps:
         journal.say(f"{train.name}: all {train.steps} steps are done (it is at step {state.step})")
         return
+    if world.main:  # not before: a later stage may refuse what is new in it
+        write_config(folder, config)
     if train.captioned:  # a run of --stage tokenizer was not asked for captions
         refuse_uncaptioned(config, source)
     if world.main:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from tessera.engine.track import Journal
 from tessera.media.images import Pixels
 from tessera.pipeline import StageBuilders, pick, session
 from tessera.recipes import RECIPES
-from tessera.staging import Needed, build_stage, make_feed, make_loader, open_source, settled, stage_elsewhere
+from tessera.staging import Needed, build_stage, describe, make_feed, make_loader, open_source, settled, stage_elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +39,16 @@ class Estimate:
     faults: tuple[str, ...]  # samples of the batch that could not be read
 
 
-def dry_run(config: Any, *, data: Any = None, stage: str | None = None, stages: StageBuilders | None = None) -> list[Estimate]:
+def dry_run(
+    config: Any, *, data: Any = None, stage: str | None = None, stages: StageBuilders | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> list[Estimate]:  # fmt: skip
     """One real step of each stage on the user's data, as its last step will be; writes nothing."""
     config = RECIPES[config.recipe].adopt(config, stage_elsewhere)
-    with session(config) as (world, _):
+    with session(config, saves=False) as (world, _):
         source = open_source(config, data)
+        for line in describe(config, source, world):
+            say(line)
         config = settled(config, source, pick(RECIPES[config.recipe].steps(config), stage))
         trains = pick(RECIPES[config.recipe].steps(config), stage, stages)
         return [_try(config, train, source, world) for train in trains if train.origin is None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from tessera.data.clip_sources import as_clip_source
 from tessera.data.loader import Feed
 from tessera.data.mesh_sources import as_mesh_source
 from tessera.data.order import Cut
-from tessera.data.sources import Source, as_source, split_indices
+from tessera.data.sources import Source, Stored, as_source, split_indices
 from tessera.engine.dist import World
 from tessera.engine.state import TrainState, place
 from tessera.engine.track import Journal
@@ -34,6 +34,9 @@ from tessera.sampling.stored import (
     read_run,
     read_stage,
 )  # fmt: skip
+from tessera.text.bytes import ByteTextConfig, num_bytes
+
+MOST_TOLD = 8  # rejects, in the log
 
 # --- data and config
 
@@ -52,6 +55,27 @@ def open_source(config: Any, data: Any = None) -> Source:
             "(a run on a Python dataset resumes with tessera.resume(run, data=dataset))"
         )
     return opening.open_source(config.data.path, config.data)
+
+
+def describe(config: Any, source: Source, world: World) -> Iterator[str]:
+    """What the data is, and what of it and of this machine does not go with the config, for the log."""
+    if world.device.type == "cpu" and config.preset != "tiny":
+        yield f"preset {config.preset} is meant for a GPU, and this is a CPU: expect hours or days; --preset tiny takes minutes"
+    if not isinstance(source, Stored):
+        yield f"data: {len(source):,} samples"
+        return
+    lengths = [num_bytes(caption) for index in range(len(source)) if (caption := source.caption(index)) is not None]
+    yield f"data: {source.root}, {len(source):,} {source.kind}, {len(lengths):,} captions, {len(source.rejects):,} rejects"
+    most = config.text.length if isinstance(config.text, ByteTextConfig) else None
+    if most is not None and (num := sum(length > most for length in lengths)):
+        yield (
+            f"data: {num:,} of {len(lengths):,} captions are cut after {most} bytes, and what follows is never learned; the "
+            f"longest has {max(lengths):,}: raise text.length"
+        )
+    yield from (f"data: {note}" for note in source.notes)
+    yield from (f"data: rejected {reject.path}: {reject.reason}" for reject in source.rejects[:MOST_TOLD])
+    if len(source.rejects) > MOST_TOLD:
+        yield f"data: and {len(source.rejects) - MOST_TOLD:,} more; `tessera data check` lists them all"
 
 
 def settled(config: Any, source: Source, trains: Sequence[Train]) -> Any:

@@ -18,9 +18,11 @@ from tessera.config import UserError
 from tessera.data import prepare
 from tessera.data.token_cache import TokenCache
 from tessera.engine.checkpoint import list_checkpoints, weights_hash
+from tessera.engine.dist import World
 from tessera.engine.loop import Stopped
 from tessera.sampling.package import export_run
 from tessera.sampling.session import load
+from tessera.staging import describe
 from tests.small import SUPERRES, generated, pictures, small_config, workshop
 
 __all__ = ["generated", "pictures", "workshop"]
@@ -270,3 +272,53 @@ def test_a_lost_stage_is_trained_again_alike(run: Path, generated: Path) -> None
 def test_a_run_without_its_stage_is_told(generated: Path, pictures: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="name a stage of it, such as"):
         pipeline.train(small_config(pictures, base__needs__tokenizer=generated), run=tmp_path / "run")
+
+
+# ---- what is told before the first step
+
+
+def lines_of(config: Any, device: str = "cpu") -> list[str]:
+    return list(describe(config, pipeline.open_source(config), World(0, 1, torch.device(device))))
+
+
+def reading(length: int) -> str:
+    return f"{{kind: bytes, length: {length}, width: 16, depth: 1, heads: 2}}"
+
+
+def test_captions_that_are_cut_are_counted(pictures: Path) -> None:
+    source = pipeline.open_source(small_config(pictures))
+    lengths = sorted(len((source.caption(index) or "").encode()) for index in range(len(source)))
+    cut = [line for line in lines_of(small_config(pictures, text=reading(lengths[-3]))) if "captions are cut" in line]
+    assert cut == [
+        f"data: {sum(length > lengths[-3] for length in lengths)} of {len(lengths)} captions are cut after {lengths[-3]} bytes, "
+        f"and what follows is never learned; the longest has {lengths[-1]}: raise text.length"
+    ]
+    assert not any("are cut" in line for line in lines_of(small_config(pictures, text=reading(lengths[-1]))))
+
+
+def test_rejects_are_told_with_how_many_more_there_are(pictures: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(pictures / "train", tmp_path / "photos"))
+    with (folder / "metadata.jsonl").open("a") as table:
+        table.writelines(json.dumps({"file_name": f"missing{number}.png", "text": "a"}) + "\n" for number in range(11))
+    rejected = [line for line in lines_of(small_config(folder)) if "rejected" in line or "more;" in line]
+    assert len(rejected) == 9
+    assert rejected[-1] == "data: and 3 more; `tessera data check` lists them all"
+
+
+def test_a_preset_for_a_gpu_is_told_on_a_cpu(pictures: Path) -> None:
+    config = pipeline.resolve("muse", preset="small", data=str(pictures))
+    assert lines_of(config)[0].startswith("preset small is meant for a GPU, and this is a CPU")
+    assert not any("meant for a GPU" in line for line in [*lines_of(config, "meta"), *lines_of(small_config(pictures))])
+
+
+def test_a_dry_run_says_so_too(pictures: Path) -> None:
+    said: list[str] = []
+    rehearsal.dry_run(small_config(pictures, text=reading(8)), stage="tokenizer", say=said.append)
+    assert any("captions are cut after 8 bytes" in line for line in said)
+
+
+def test_what_a_later_stage_refuses_is_not_written(run: Path) -> None:
+    before = {path.name: path.read_bytes() for path in run.glob("config*")}
+    with pytest.raises(UserError, match=r"does not fit net 'generator' .* undo what --set changed"):
+        pipeline.resume(run, sets=["base.model.width=32", "base.steps=4"])
+    assert {path.name: path.read_bytes() for path in run.glob("config*")} == before

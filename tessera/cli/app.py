@@ -70,7 +70,7 @@ def train(
     elif dry_run:
         from tessera.rehearsal import dry_run as rehearse
 
-        for estimate in rehearse(config, stage=stage):
+        for estimate in rehearse(config, stage=stage, say=lambda line: print(line, flush=True)):
             print_estimate(estimate)
         options = {"data": data, "run": run, "preset": preset, "stage": stage, "steps": steps}
         flags = [part for name, value in options.items() if value is not None for part in (f"--{name}", str(value))]
@@ -345,14 +345,17 @@ def finish(run: Path) -> None:
     pictures = [path for path in samples if path.suffix in (".png", ".gif")]
     if pictures:
         print(f"pictures: {max(pictures, key=lambda path: (path.stem, path.suffix == '.gif'))}")
-    trained = [latest.parent.parent.name for latest in stages] or ["tokenizer"]
-    name, last = shlex.quote(str(run)), trained[-1]
+    name, trained = shlex.quote(str(run)), [latest.parent.parent.name for latest in stages]
     first = f'tessera sample {name} "PROMPT"   or   tessera evaluate {name}'
+    last = trained[-1] if trained else None  # all stages come from elsewhere
     if last == "tokenizer":
         first = f"tessera export {name} --out DIR"
-    elif last in ("embedder", "prior") and "base" not in trained:  # none of them draws
-        first = f"tessera resume {name}   to go on with the next stage"
-    print(f"next: {first}   or   tessera resume {name} --set {last}.steps=N   to train longer")
+    elif last is not None and "base" not in trained and not (run / "taken.json").exists():
+        if last in ("embedder", "prior"):  # which draw nothing
+            first = f"tessera resume {name}   to go on with the next stage"
+        elif last.startswith("upsampler"):
+            first = f'tessera sample {name} "" --image FILE --set sample.start={last}'
+    print(f"next: {first}" + (f"   or   tessera resume {name} --set {last}.steps=N   to train longer" if last else ""))
 
 
 def spread_sets(arguments: Sequence[str]) -> list[str]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import multiprocessing
 import signal
+import sys
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +29,7 @@ from tessera.randomness import fraction, mix, mix_text, permute
 
 MOST_TRIES = 16  # samples drawn in the place of one that cannot be read; if half of all files were bad, one place in 65,000 fails
 WORKER_TIMEOUT_S = 300  # a worker that is silent for so long is dead or stuck; better an error than a hang
+PR_SET_PDEATHSIG = 1  # of Linux: the signal that a process gets when its parent ends
 _REPLACEMENT = mix_text("replacement")  # keeps these draws apart from all others
 
 
@@ -217,6 +221,7 @@ def make_dataloader(
         # Forking a process that has threads and a CUDA context is a gamble; without CUDA it is quick and safe enough.
         context = multiprocessing.get_context("forkserver" if device.type == "cuda" else "fork")
         context.set_forkserver_preload(["tessera.data.deaf"])  # or each worker would import torch by itself
+    warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores serve slow disks
     return DataLoader(
         samples,
         batch_sampler=order,
@@ -279,9 +284,12 @@ def end_workers(stream: Any) -> None:
 
 
 def ignore_signals(worker: int) -> None:
-    """A signal goes to the whole process group; workers leave it to the training process, which ends them once it has saved."""
+    """A signal goes to the whole process group; workers leave it to the training process, which ends them once it has saved. If
+    it is killed they end with it, where Linux sees to that: one that has a full queue would wait for its reader for ever."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _shuffled(indices: Indices, seed: int) -> Indices:

@@ -121,7 +121,7 @@ def _fill(nets: Mapping[str, nn.Module], tensors: Mapping[str, Tensor], path: Pa
             some = ", ".join(sorted(wrong)[:4])
             raise UserError(
                 f"{path} does not fit net {name!r} of this config: {len(wrong)} tensors differ ({some}); "
-                f"leave the model as it was trained, or pass the stages= that it was trained with"
+                f"leave what decides its shapes as it was trained: undo what --set changed (in Python: pass the same stages=)"
             )
         net.load_state_dict(cut_like(found, net))
 

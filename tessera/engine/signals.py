@@ -12,9 +12,11 @@ ECHO_S = 0.5  # launchers signal a process and then its whole group: what arrive
 
 
 class StopFlag:
-    """Holds the signal that asked us to stop, while it is entered; restores the old handlers after."""
+    """Holds the signal that asked us to stop, while it is entered; restores the old handlers after. `at_once`: the first one ends
+    all, where there is nothing to save."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, at_once: bool = False) -> None:
+        self.at_once = at_once
         self.signal: int | None = None
         self._old: dict[int, Any] = {}
         self._owner = os.getpid()
@@ -32,6 +34,8 @@ class StopFlag:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._owner:  # a forked worker that did not yet ignore signals
             return
+        if self.at_once:
+            raise SystemExit(128 + number)
         now = time.monotonic()
         if self.signal is None:
             self.signal, self._since = number, now

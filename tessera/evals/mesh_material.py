@@ -69,12 +69,19 @@ def load_meshes(
 def read_meshes(
     source: Source, config: MeshDataConfig, cache: MeshCache | None, indices: npt.NDArray[np.int64], most: int, key: int
 ) -> MeshSide:
-    """Up to `most` of the samples, drawn by the key."""
-    chosen = indices[permute(np.arange(min(most, len(indices))), len(indices), key)].tolist()
-    found = [(index, read_standard(source, config, cache, index)) for index in chosen]
-    usable = [(index, mesh) for index, mesh in found if mesh is not None]
+    """Up to `most` of the samples that can be used, drawn by the key."""
+    usable: list[tuple[int, Mesh]] = []
+    num_refused = 0
+    for index in indices[permute(np.arange(len(indices)), len(indices), key)].tolist():
+        if len(usable) == most:
+            break
+        mesh = read_standard(source, config, cache, index)
+        if mesh is None:
+            num_refused += 1
+        else:
+            usable.append((index, mesh))
     meshes, captions = tuple(mesh for _, mesh in usable), tuple(source.caption(index) for index, _ in usable)
-    return MeshSide(meshes, captions, len(chosen) - len(usable))
+    return MeshSide(meshes, captions, num_refused)
 
 
 def read_standard(source: Source, config: MeshDataConfig, cache: MeshCache | None, index: int) -> Mesh | None:

@@ -33,6 +33,9 @@ def draw_to_files(
     """`named` are n, seed, negative, image, mask, towards and sketch; `flags` are values of the sample section. Later ones win:
     the run's sample section, the request's file, flags, --set sample.KEY=VALUE."""
     session = load(run, checkpoint=checkpoint)
+    options = list(type(session.config.sample).model_fields)
+    if foreign := [name for name in flags if name not in options]:
+        raise UserError(f"--{foreign[0]} does not apply to this model ({session.recipe.name}); it draws by {', '.join(options)}")
     request = read_call(session, prompts, prompts_file, request_file, named, [flag_values(flags), sample_values(sets)])
     folder = out or free_folder(place_for_results(run) / "drawn")
     suffixes = (*SUFFIXES[session.recipe.medium], ".json")

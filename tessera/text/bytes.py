@@ -31,6 +31,11 @@ class ByteTextConfig(Config):
     """Attention heads of each layer."""
 
 
+def num_bytes(caption: str) -> int:
+    """Of a caption, as they are counted here."""
+    return len(caption.encode("utf-8", "replace"))
+
+
 def read_bytes(captions: Sequence[str | None], length: int) -> Text:
     """Captions -> ids b m: 1 to 256 for bytes, 0 where there is none. An absent caption is an empty one."""
     ids = torch.zeros(len(captions), length, dtype=torch.int64)

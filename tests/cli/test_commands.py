@@ -212,6 +212,7 @@ def test_several_values_after_one_set(given: list[str], meant: list[str]) -> Non
         (["tokenizer", "base"], 'tessera sample RUN "PROMPT"   or   tessera evaluate RUN'),
         (["embedder"], "tessera resume RUN   to go on with the next stage"),
         (["embedder", "prior"], "tessera resume RUN   to go on with the next stage"),
+        (["upsampler1"], 'tessera sample RUN "" --image FILE --set sample.start=upsampler1'),
         (["embedder", "base", "prior"], 'tessera sample RUN "PROMPT"   or   tessera evaluate RUN'),
     ],
 )

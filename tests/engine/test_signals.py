@@ -65,6 +65,15 @@ def test_the_first_signal_only_sets_the_flag(number: signal.Signals) -> None:
         assert process.wait(10) == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_where_nothing_is_saved_the_first_signal_ends_at_once(number: signal.Signals) -> None:
+    with running(WAITS.format(patience=60).replace("StopFlag()", "StopFlag(at_once=True)")) as process:
+        assert line(process) == "ready"
+        process.send_signal(number)
+        assert line(process) == "cleaned up"
+        assert process.wait(10) == 128 + number
+
+
 @pytest.mark.parametrize(("first", "second"), [(signal.SIGTERM, signal.SIGTERM), (signal.SIGTERM, signal.SIGINT)])
 def test_the_second_signal_ends_at_once(first: signal.Signals, second: signal.Signals) -> None:
     with running(WAITS.format(patience=60)) as process:

@@ -360,6 +360,8 @@ def test_both_sides_are_read_from_the_files(tmp_path: Path) -> None:
     np.testing.assert_allclose([np.abs(mesh.vertices).max() for mesh in found.train.meshes], 0.95, atol=1e-6)
     tight = load_meshes(config.model_copy(update={"max_faces": 40}), most_train=40, most_held_out=4, seed=0)
     assert tight.train.num_refused > 0
+    some = load_meshes(config.model_copy(update={"max_faces": 40}), most_train=len(tight.train), most_held_out=4, seed=0)
+    assert some.train.captions == tight.train.captions, "others take the place of those that are refused"
     note = evaluate_meshes(MeshSubject(), tight, QUICK).report["notes"]
     assert any("training meshes are left out" in line for line in note)
 

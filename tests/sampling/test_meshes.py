@@ -277,7 +277,7 @@ def test_wrong_calls_end_with_2(tessera: Run, runs: dict[str, Path], generated: 
         ([mesh, "--request", "part.obj.yaml", "--set", "sample.max_faces=11"], "sample.max_faces"),
         ([mesh, "a", "--image", "part.obj"], "meshes"),
         ([mesh, "a", "--mask", "part.obj"], "without an image"),
-        ([mesh, "a", "--steps", "3"], "sample.steps (--steps): unknown key"),
+        ([mesh, "a", "--steps", "3"], "--steps does not apply to this model (meshgpt)"),
         ([mesh, "a", "--set", "sample.max_faces=0"], "sample.max_faces"),
     ]
     for call, said in calls:

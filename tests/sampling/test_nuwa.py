@@ -177,6 +177,19 @@ def test_what_cannot_be_asked(session: Session, call: dict[str, Any], said: str)
         session.sample(**call)
 
 
+def test_a_flag_that_does_not_apply_is_named(tessera: Run, run: Path) -> None:
+    ended = tessera("sample", str(run), "left", "--steps", "4")
+    assert ended.code == 2
+    assert "--steps does not apply to this model (nuwa); it draws by guidance, " in ended.err
+
+
+def test_a_run_keeps_its_kind(run: Path) -> None:
+    before = (run / "config.yaml").read_bytes()
+    with pytest.raises(UserError, match="a run keeps its kind of generator, here autoregressive; start a new run"):
+        pipeline.resume(run, sets=["base.model.kind=masked"])
+    assert (run / "config.yaml").read_bytes() == before
+
+
 def test_the_held_out_loss_is_that_of_the_network(session: Session) -> None:
     """In nats and bits a token, by one pass over two clips of 9 and 4 frames."""
     clips, captions = [bar(2, 9, 1), bar(7, 4, -1)], ["right", "left"]
