@@ -16,7 +16,6 @@ from tessera.data.splits import SPLIT_NAMES, Split, sides_by_folder
 from tessera.data.tables import METADATA_NAMES, Row
 
 CAPTION_SUFFIXES = (".txt", ".caption")  # the first one wins
-EXPECTED = IMAGES.expected
 ARCHIVES = (".zip", ".gz", ".tgz", ".7z", ".rar", ".bz2", ".xz", ".zst")
 FAMILIES = {
     "meshes": MESHES.suffixes,
@@ -93,9 +92,9 @@ class Contents:
         return (*told, *self.summaries)
 
 
-def list_folder(path: Path) -> Contents:
-    """Everything below a folder; or a single .tar or .npy file."""
-    contents = Contents(_existing(path))
+def list_folder(path: Path, kind: Kind = IMAGES) -> Contents:
+    """Everything below a folder; or a single .tar or .npy file. Where there is none, what such a kind is expected as is told."""
+    contents = Contents(_existing(path, kind))
     if path.is_file():
         (contents.shards if path.suffix.lower() == ".tar" else contents.arrays).append("")
         return contents
@@ -154,25 +153,25 @@ def group_values(
     return values
 
 
-def _existing(path: Path) -> Path:
+def _existing(path: Path, kind: Kind) -> Path:
     try:
         if path.is_dir():
             return path
         if path.exists():
-            return _single_file(path)
+            return _single_file(path, kind)
         beside = [each.name for each in path.parent.iterdir() if each.is_dir()] if path.parent.is_dir() else []
     except OSError as error:  # no permission on the way, or a name too long for the file system
-        raise UserError(f"{path} cannot be opened: {error.strerror}; {EXPECTED}") from None
+        raise UserError(f"{path} cannot be opened: {error.strerror}; {kind.expected}") from None
     guess = nearest(path.name, beside)
-    raise UserError(f"{path} does not exist; {EXPECTED}" + (f"; did you mean {path.with_name(guess)}?" if guess else ""))
+    raise UserError(f"{path} does not exist; {kind.expected}" + (f"; did you mean {path.with_name(guess)}?" if guess else ""))
 
 
-def _single_file(path: Path) -> Path:
+def _single_file(path: Path, kind: Kind) -> Path:
     suffix = path.suffix.lower()
     if path.is_file() and suffix in (".tar", ".npy"):
         return path
     advice = "; unpack the archive and name the folder" if suffix in ARCHIVES else ""
-    raise UserError(f"{path} is a file; {EXPECTED}{advice}")
+    raise UserError(f"{path} is a file; {kind.expected}{advice}")
 
 
 def _list_files(contents: Contents) -> None:
@@ -187,7 +186,9 @@ def _list_files(contents: Contents) -> None:
             entries = sorted(os.scandir(contents.root / folder), key=lambda entry: entry.name)
         except OSError as error:
             if not folder:
-                raise UserError(f"{contents.root} cannot be listed: {error.strerror}; {EXPECTED}") from None
+                raise UserError(
+                    f"{contents.root} cannot be listed: {error.strerror}; correct its rights, or name another folder"
+                ) from None
             contents.rejects.append(Reject(folder, f"cannot be listed: {error.strerror}"))
             continue
         if (status.st_dev, status.st_ino) in seen:

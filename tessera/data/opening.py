@@ -20,6 +20,7 @@ from tessera.data.captions import names_side
 from tessera.data.clip_sources import ClipFolder, ClipStacks, StoredClips, holds_stacks, reading_of
 from tessera.data.clip_survey import near_clips
 from tessera.data.folders import Contents, list_folder
+from tessera.data.kinds import CLIPS, IMAGES, MESHES
 from tessera.data.mesh_sources import MeshFolder
 from tessera.data.mesh_survey import near_meshes
 from tessera.data.shards import TarShards
@@ -37,7 +38,8 @@ def open_source(path: Path | str, config: ImageDataConfig) -> StoredImages: ...
 def open_source(path: Path | str, config: MeshDataConfig) -> MeshFolder: ...
 def open_source(path: Path | str, config: ImageDataConfig | MeshDataConfig) -> Stored:
     """What the config asks for; what else lies there is named in the notes."""
-    contents = list_folder(Path(path).absolute())
+    kind = CLIPS if isinstance(config, VideoDataConfig) else MESHES if isinstance(config, MeshDataConfig) else IMAGES
+    contents = list_folder(Path(path).absolute(), kind)
     if isinstance(config, VideoDataConfig):  # which is an ImageDataConfig, too
         return open_clips(contents, config)
     return open_meshes(contents, config) if isinstance(config, MeshDataConfig) else open_images(contents, config)

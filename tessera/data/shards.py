@@ -21,7 +21,8 @@ import numpy.typing as npt
 
 from tessera.config import UserError
 from tessera.data.captions import caption_lines
-from tessera.data.folders import CAPTION_SUFFIXES, EXPECTED, Contents, Reject, divide, group_values
+from tessera.data.folders import CAPTION_SUFFIXES, Contents, Reject, divide, group_values
+from tessera.data.kinds import IMAGES
 from tessera.data.sources import Examined, Index, Reading, StoredImages, StringTable
 from tessera.data.tables import filled_captions
 from tessera.data.unread import note_beside_tars
@@ -47,7 +48,7 @@ class TarShards(StoredImages):
         found = [(number, entry) for number, shard in enumerate(shards) for entry in _entries(contents, shard)]
         if not found:
             reasons = "; ".join(f"{reject.path}: {reject.reason}" for reject in contents.rejects[:3])
-            raise UserError(f"{contents.root} holds .tar files without images ({reasons or 'they are empty'}); {EXPECTED}")
+            raise UserError(f"{contents.root} holds .tar files without images ({reasons or 'they are empty'}); {IMAGES.expected}")
         note_beside_tars(contents)
         stems = [posixpath.splitext(shard or contents.root.name)[0] for shard in shards]
         keys = [f"{stems[number]}/{entry.key}" for number, entry in found]

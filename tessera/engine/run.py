@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import platform
@@ -98,9 +99,11 @@ def lock(run: Path) -> TextIO:
 def unwritable(path: Path, error: OSError) -> UserError:
     """What to say when a file of the run cannot be written: the disk is full, a quota is reached, a right is missing."""
     run = path.parents[2] if path.parent.name == "checkpoints" else path.parent
+    forbidden = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+    advice = "Correct its rights" if forbidden else "Make room, or keep less with engine.keep_checkpoints=1"
     return UserError(
-        f"{path} cannot be written: {error.strerror or error}. What was saved before is intact. Make room, "
-        f"or keep less with engine.keep_checkpoints=1; then `tessera resume {shlex.quote(str(run))}`"
+        f"{path} cannot be written: {error.strerror or error}. What was saved before is intact. {advice}; then "
+        f"`tessera resume {shlex.quote(str(run))}`"
     )
 
 

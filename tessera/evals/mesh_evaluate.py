@@ -159,7 +159,8 @@ def notes_on(material: MeshMaterial, config: MeshEvaluateConfig, rows: MeshRows,
     for name, side in (("training", material.train), ("held-out", material.held_out)):
         if side.num_refused:
             notes.append(
-                f"{side.num_refused:,} {name} meshes are left out, because training rejects them: see tessera data check"
+                f"{side.num_refused:,} {name} meshes are left out, because training rejects them: see `tessera data check`, with "
+                f"the data options of the run (--set data.max_faces=...)"
             )
     if measuring.points < NUM_POINTS:
         notes.append(

@@ -14,6 +14,7 @@ from tessera.sampling.export import SUFFIXES, Written, refuse_existing, sample_n
 from tessera.sampling.request import Request, make_request, read_prompts, read_request
 from tessera.sampling.session import Session, load
 from tessera.sampling.stored import our_version, place_for_results
+from tessera.text.bytes import ByteTextConfig, num_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +81,22 @@ def drawn_by(session: Session, request: Request) -> str:
         "clip": lambda: f": clips are {counted(asked_frames(request, session.config.data))} of {in_pixels(session)}",
         "mesh": lambda: "",
     }
-    return f"drawn by {trained}{missing}{sizes[session.recipe.medium]()}"
+    return f"drawn by {trained}{missing}{sizes[session.recipe.medium]()}{cut_short(session, request)}"
+
+
+def cut_short(session: Session, request: Request) -> str:
+    """Prompts of which only the beginning is read."""
+    text = getattr(session.config, "text", None)
+    if not isinstance(text, ByteTextConfig):
+        return ""
+    prompts = [*request.prompts, *(scene.caption for scene in request.scenes), request.negative or ""]
+    longer = [prompt for prompt in prompts if num_bytes(prompt) > text.length]
+    return f"; only the first {text.length} bytes are read of {longer[0]!r}" if longer else ""
 
 
 def in_pixels(session: Session) -> str:
     """How large what is drawn is."""
-    height, width = session.size
+    height, width = session.config.data.at(getattr(session.draw, "resolution", session.resolution)).size
     return f"{height} px" if height == width else f"{height} x {width} px"
 
 

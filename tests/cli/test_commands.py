@@ -205,6 +205,13 @@ def test_several_values_after_one_set(given: list[str], meant: list[str]) -> Non
     assert spread_sets(given) == meant
 
 
+@pytest.mark.parametrize(("recipe", "expected"), [("muse", "png, jpg"), ("phenaki", "gif, apng"), ("meshgpt", "obj, glb")])
+def test_a_folder_that_is_not_there_is_asked_for_as_what_it_should_hold(tessera: Run, recipe: str, expected: str) -> None:
+    ended = tessera("train", recipe, "--data", "nowhere")
+    assert ended.code == 2
+    assert f"nowhere does not exist; expected a folder of {expected}" in ended.err
+
+
 @pytest.mark.parametrize(
     ("stages", "following"),
     [

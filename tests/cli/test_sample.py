@@ -106,6 +106,9 @@ def test_from_an_export_and_of_another_checkpoint(tessera: Run, tmp_path: Path, 
 def test_it_says_which_stages_drew(tessera: Run, tmp_path: Path, generated: Path, pictures: Path) -> None:
     ended = tessera("sample", generated, "a", "--out", "out")
     assert ended.out.splitlines()[-2] == "drawn by tokenizer step 3, base step 3: pictures are 16 px"
+    long = "a red circle in the top left"  # 28 bytes
+    ended = tessera("sample", generated, long, "--out", "long")
+    assert ended.out.splitlines()[-2].endswith(f": pictures are 16 px; only the first 24 bytes are read of {long!r}")
     run = pipeline.train(small_config(pictures, superres=SUPERRES), run=tmp_path / "run", stage="tokenizer")
     pipeline.resume(run, stage="base")
     ended = tessera("sample", run, "a", "--out", "out2")

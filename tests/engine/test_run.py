@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -16,7 +17,7 @@ from toys import ALONE, gan, placed, points, setting, train
 from tessera.config import OptimConfig, UserError
 from tessera.engine import clock
 from tessera.engine.clock import Clock, duration
-from tessera.engine.run import lock, new_run, write_config, write_environment
+from tessera.engine.run import lock, new_run, unwritable, write_config, write_environment
 from tessera.engine.step import train_step
 from tessera.engine.track import read_metrics
 
@@ -136,3 +137,12 @@ def test_the_progress_line(monkeypatch: pytest.MonkeyPatch) -> None:
     line = watch.line("toy", report, {"maker/loss": 0.5, "judge/loss": float("nan"), "memory/peak_gib": 1.0})
     assert line == "toy 1/101  maker loss 0.5000  judge loss nan  lr 1.0e-02  80 items/s  ETA 0:10  1.00 GiB"
     assert os.linesep not in line
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"), [(errno.EACCES, "Correct its rights; then"), (errno.ENOSPC, "Make room, or keep less")]
+)
+def test_what_cannot_be_written_is_told_with_what_to_do(number: int, advice: str, tmp_path: Path) -> None:
+    said = str(unwritable(tmp_path / "run" / ".lock", OSError(number, os.strerror(number))))
+    assert advice in said
+    assert f"tessera resume {tmp_path / 'run'}" in said

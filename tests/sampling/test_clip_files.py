@@ -129,7 +129,7 @@ def test_wrong_calls_end_with_2_and_write_nothing(tessera: Run, served: Path, tm
         (["up", "--image", "gone.gif"], "gone.gif: no such file"),
         (["up", "--image", "text.mp4"], "text.mp4: not a clip"),
         (["up", "--image", "a.png", "--mask", "b.png"], "mask is for pictures"),
-        (["up", "--steps", 3], "sample.steps (--steps): unknown key"),
+        (["up", "--steps", 3], "--steps does not apply to this model"),
     ]
     for call, said in calls:
         ended = tessera("sample", served, *call, "--out", "out")
