@@ -29,7 +29,7 @@ from tessera.recipes.dalle2.drawing import Painter
 from tessera.recipes.dalle2.embeddings import Sphere, between
 from tessera.recipes.dalle2.nets import read_upsampler, upsampler_nets
 from tessera.sampling.request import make_request
-from tessera.sampling.serve import draw_to_files
+from tessera.sampling.serve import draw_to_files, in_pixels
 from tessera.sampling.session import Session, load
 from tests.processes import made_once, workshop
 
@@ -235,6 +235,7 @@ def test_an_upsampler_alone_enlarges_a_picture(run: Path, photo: Image.Image) ->
     for stage in ("embedder", "prior", "base"):
         del session.nets[stage]  # type: ignore[attr-defined]
     assert np.array_equal(drawn, arrays(session.sample("whatever", image=small, options=start))[0])
+    assert in_pixels(session) == "32 px"
     (other,) = arrays(session.sample("", image=photo.rotate(90).resize((16, 16)), options=start))
     assert not np.array_equal(drawn, other)
 
