@@ -68,7 +68,7 @@ COMMANDS = {
         *("data", "train", "train", "resume", "sample", "evaluate", "export", "train", "train", "export"),
         *["sample"] * 7,
     ],
-    "docs/recipes/meshgpt.md": [*RECIPE, *["sample"] * 4],
+    "docs/recipes/meshgpt.md": [*RECIPE, *["sample"] * 5],
     "docs/recipes/phenaki.md": [*RECIPE, "train", *["sample"] * 8, "train"],
     "docs/recipes/nuwa.md": [*RECIPE, *["train"] * 3, *["sample"] * 6, "train", "sample"],
 }

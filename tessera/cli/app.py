@@ -116,6 +116,7 @@ def sample(
         Path | None, typer.Option(metavar="FILE", help="With --image and -n: pictures on the way from that one to this.")
     ] = None,
     sketch: Annotated[Path | None, typer.Option(metavar="FILE", help="A clip, or a picture, of strokes to follow.")] = None,
+    mesh: Annotated[Path | None, typer.Option(metavar="FILE", help="A part of a mesh, of which a whole one is made.")] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where files go; default RUN/drawn/NNN, of an export ./drawn/NNN.")
     ] = None,
@@ -126,7 +127,8 @@ def sample(
     from tessera.sampling.serve import draw_to_files
 
     flags = {"frames": frames, "steps": steps, "guidance": guidance}
-    named = {"n": n, "seed": seed, "negative": negative, "image": image, "mask": mask, "towards": towards, "sketch": sketch}
+    files = {"image": image, "mask": mask, "towards": towards, "sketch": sketch, "mesh": mesh}
+    named = {"n": n, "seed": seed, "negative": negative, **files}
     drawn = draw_to_files(
         run, prompts or [], prompts_file=prompts_file, request_file=request, sets=sets or (), out=out, checkpoint=checkpoint,
         named={key: value for key, value in named.items() if value is not None},

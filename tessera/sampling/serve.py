@@ -31,7 +31,7 @@ def draw_to_files(
     named: Mapping[str, Any], flags: Mapping[str, Any], sets: Sequence[str] = (), out: Path | None = None,
     checkpoint: str | None = None,
 ) -> Drawn:  # fmt: skip
-    """`named` are n, seed, negative, image, mask, towards and sketch; `flags` are values of the sample section. Later ones win:
+    """`named` are n, seed, negative and files (image, mask, ...); `flags` are values of the sample section. Later ones win:
     the run's sample section, the request's file, flags, --set sample.KEY=VALUE."""
     session = load(run, checkpoint=checkpoint)
     options = list(type(session.config.sample).model_fields)

@@ -210,6 +210,9 @@ def test_a_part_stays_as_the_first_faces(tessera: Run, runs: dict[str, Path], tm
         whole = quantise(read_mesh(tmp_path / "out" / f"{name}.glb").mesh, BINS)
         assert np.array_equal(whole[:12], corners)
         assert len(whole) > 12
+    named = tessera("sample", runs["coordinates"], "a chair", "-n", 2, "--mesh", "asked/part.obj", "--out", "named")
+    assert named.code == 0, named.err
+    assert (tmp_path / "named" / "0-1.glb").read_bytes() == (tmp_path / "out" / "0-1.glb").read_bytes()
     again = tessera("sample", runs["coordinates"], "--request", "out/0-1.json", "--out", "again")
     assert again.code == 0, again.err
     assert (tmp_path / "again" / "0.glb").read_bytes() == (tmp_path / "out" / "0-1.glb").read_bytes()
