@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tessera.batches import Text, TextStates, TokenBatch
 from tessera.bench.images import reduced, trainer
 from tessera.bench.masked import variant
-from tessera.bench.timing import device, time_call, time_steps
+from tessera.bench.timing import device, tell, time_call, time_steps
 from tessera.compiling import compile_module
 from tessera.config import OptimConfig
 from tessera.generators.autoregressive.grid_losses import GridLossConfig
@@ -257,9 +257,10 @@ def lengths_case(data: Path | None) -> dict[str, Any]:
     ways = [way for way in WAYS if way in variant()] or list(WAYS)
     rows: dict[str, dict[int, Any]] = {way: {} for way in ways}
     area = math.prod(grid()[1:])
-    for way in ways:
-        for frames in lengths():
+    for frames in lengths():
+        for way in ways:
             rows[way][frames * area] = timed_length(way, frames, lengths()[-1] // frames)
+            tell({"way": way, "tokens": frames * area, "row": rows[way][frames * area]})
             release()
     about = {"lengths": rows, "crossover": {way: crossover(rows, way) for way in ways if way != "nearby"}}
     best = [row["items_per_s"] for row in rows[ways[-1]].values() if row is not None]

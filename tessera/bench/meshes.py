@@ -13,7 +13,7 @@ import torch
 
 from tessera.batches import MeshBatch, TextStates
 from tessera.bench.images import reduced, trainer
-from tessera.bench.timing import alone, device, time_call, time_steps
+from tessera.bench.timing import alone, device, tell, time_call, time_steps
 from tessera.config import MeshDataConfig
 from tessera.contracts import Stage
 from tessera.data.loader import Feed
@@ -107,6 +107,7 @@ def lengths_case(data: Path | None) -> dict[str, Any]:
             rows[faces] = time_steps(functools.partial(step, batch), faces, repeats=repeats, warm=warm, count=False)
         except torch.OutOfMemoryError:
             rows[faces] = None
+        tell({"faces": faces, "row": rows[faces]})
     longest, row = max((faces, row) for faces, row in rows.items() if row is not None)
     return {"lengths": rows, "most_faces": longest, "items_per_s": row["items_per_s"], "items": "faces", "reduced": reduced()}
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -51,6 +53,11 @@ def settle() -> None:
     """Waits for the GPU."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+def tell(row: dict[str, Any]) -> None:
+    """A part of what is timed, at once: a case of many lengths that is cut has then shown some of them."""
+    print(json.dumps(row), file=sys.stderr, flush=True)
 
 
 def count_operations(call: Callable[[], Any]) -> int:

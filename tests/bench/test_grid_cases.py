@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -82,7 +84,7 @@ def test_lengths_have_as_many_tokens_in_every_step(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(grids, "build_nets", build)
     row = CASES["video.ar.lengths"](None)
-    assert [type(sight) for sight in looked] == [Dense] * 2 + [Causal] * 2 + [Bands] * 2
+    assert [type(sight) for sight in looked] == [Dense, Causal, Bands] * 2
     for rows in row["lengths"].values():
         assert {length: found["batch"] for length, found in rows.items()} == {32: 2, 64: 1}
         assert all(found["items_per_s"] == pytest.approx(64 / found["ms"] * 1e3, rel=0.01) for found in rows.values())
@@ -90,7 +92,7 @@ def test_lengths_have_as_many_tokens_in_every_step(monkeypatch: pytest.MonkeyPat
     assert set(row["crossover"]) == {"dense", "causal"}
 
 
-def test_one_way_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_way_without_room(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("TESSERA_BENCH", "dense")
 
     def full(*_: object, **__: object) -> None:
@@ -100,6 +102,8 @@ def test_one_way_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
     row = CASES["video.ar.lengths"](None)
     assert row["lengths"] == {"dense": {32: None, 64: None}}
     assert row["items_per_s"] is None
+    told = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert told == [{"way": "dense", "tokens": length, "row": None} for length in (32, 64)], "as soon as it is known"
 
 
 def test_where_ways_cross() -> None:
