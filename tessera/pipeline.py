@@ -177,7 +177,7 @@ def resume(
         )
     recipe, saved = read_run(folder)
     old = build(recipe.config_type, [saved])
-    refuse_other_kind(folder, recipe.config_type, saved, parse_sets(sets))
+    refuse_other_kind(recipe.config_type, saved, parse_sets(sets))
     config = with_absolute_path(build(recipe.config_type, [saved, parse_sets(sets)]))
     changes = difference(old, config)
     if any("needs." in key or (key.endswith(".path") and key != "data.path") or isinstance(new, dict) for key, _, new in changes):
@@ -221,13 +221,13 @@ def prepare(run: Path | str, stage: str | None = None) -> dict[str, list[Path]]:
     return {name: folders for name, folders in used.items() if folders}
 
 
-def refuse_other_kind(folder: Path, root: Any, saved: Layer, sets: Layer) -> None:
+def refuse_other_kind(root: Any, saved: Layer, sets: Layer) -> None:
     """Of generator: another one has other weights, and other options."""
     asked = root.said([sets]) if isinstance(root, Kinds) else None
     if asked is not None and asked != root.said([saved]):
         raise UserError(
-            f"--set {root.key}={asked}: a run keeps its kind of generator, here {root.said([saved])}; start a new run, which may "
-            f"take the tokenizer of this one: --set {root.key}={asked} base.needs.tokenizer={folder / 'tokenizer'}"
+            f"--set {root.key}={asked}: a run keeps its kind of generator, here {root.said([saved])}; start a new run (with "
+            f"base.needs.tokenizer it takes a tokenizer that is trained already)"
         )
 
 
