@@ -48,7 +48,7 @@ def growth(folder: Path, steps: int, monkeypatch: pytest.MonkeyPatch, stage: str
     return seen[steps] - seen[steps // 5]
 
 
-@pytest.mark.parametrize("stage", ["tokenizer", "base"])
+@pytest.mark.parametrize("stage", ["tokenizer", pytest.param("base", marks=pytest.mark.slow)])
 def test_memory_is_flat_over_three_hundred_steps(stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert growth(tmp_path, 300, monkeypatch, stage) < 6
 

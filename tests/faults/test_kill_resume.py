@@ -67,7 +67,7 @@ class Story:
     [  # some of several ranks in the slow tier: with workers one run of many hung, for a reason not yet found
         (0, 1, 1, 15, "model.safetensors", "half"),
         pytest.param(2, 1, 1, 24, "publish", "after", marks=pytest.mark.slow),  # complete, but nothing points to it yet
-        (0, 2, 1, 8, "best", "before"),  # the first validation is the best so far
+        pytest.param(0, 2, 1, 8, "best", "before", marks=pytest.mark.slow),  # the first validation is the best so far
         pytest.param(2, 2, 1, 18, "latest", "before", marks=pytest.mark.slow),
         (0, 1, 2, 18, "publish", "before"),
         pytest.param(2, 1, 2, 15, "optimizer.safetensors", "after", marks=pytest.mark.slow),

@@ -26,7 +26,9 @@ def stopped_at(ended: Ended, name: str) -> int:
     return int(found[1])
 
 
-@pytest.mark.parametrize(("name", "everyone"), [("SIGTERM", False), ("SIGINT", True)])  # by `kill`; by Ctrl-C on a terminal
+@pytest.mark.parametrize(  # by `kill`; by Ctrl-C on a terminal
+    ("name", "everyone"), [pytest.param("SIGTERM", False, marks=pytest.mark.slow), ("SIGINT", True)]
+)
 def test_a_signal_saves_and_the_resumed_run_is_exact(
     name: str, everyone: bool, shapes: Path, reference: Reference, tmp_path: Path
 ) -> None:
@@ -54,7 +56,7 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(shapes: Path, refere
     assert differences(tmp_path / "run", reference(1, 2)) == []
 
 
-@pytest.mark.parametrize("whom", ["one rank", "torchrun"])
+@pytest.mark.parametrize("whom", [pytest.param("one rank", marks=pytest.mark.slow), "torchrun"])
 def test_under_torchrun_a_signal_saves_and_nobody_hangs(whom: str, shapes: Path, tmp_path: Path) -> None:
     with start(train_arguments(shapes, tmp_path / "run", tokenizer__steps=5000), tmp_path, ranks=2) as running:
         running.until_step(4)
@@ -70,7 +72,7 @@ def test_under_torchrun_a_signal_saves_and_nobody_hangs(whom: str, shapes: Path,
     assert f"ended: Stopped: stopped by SIGTERM after step {step}" in ended
 
 
-@pytest.mark.parametrize(("place", "step"), [("preview", 8), ("validation", 8), ("save", 3)])
+@pytest.mark.parametrize(("place", "step"), [("preview", 8), pytest.param("validation", 8, marks=pytest.mark.slow), ("save", 3)])
 def test_a_signal_during_a_chore_waits_for_its_end_and_for_no_more(place: str, step: int, shapes: Path, tmp_path: Path) -> None:
     with start([place, "1", *train_arguments(shapes, tmp_path / "run")], tmp_path, script=STALL) as running:
         running.until(lambda: "stalling" in running.output)
