@@ -41,7 +41,8 @@ class Commands:
                 self.running.discard(process)
         print(f"{time.monotonic() - start:6.0f} s  {name}: {line}", flush=True)
         if process.returncode not in (SAVED if stopped else (0,)):
-            wake(os.getpid())  # a timing that was killed leaves the others standing still
+            if process.returncode < 0:
+                wake(os.getpid())  # a timing that was killed leaves the others standing still
             last = "\n".join(log.read_text().splitlines()[-8:])
             raise Failed(f"code {process.returncode} of {line}; its last lines:\n{last}")
         return not stopped

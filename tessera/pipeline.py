@@ -177,8 +177,9 @@ def resume(
         )
     recipe, saved = read_run(folder)
     old = build(recipe.config_type, [saved])
-    refuse_other_kind(recipe.config_type, saved, parse_sets(sets))
-    config = with_absolute_path(build(recipe.config_type, [saved, parse_sets(sets)]))
+    asked = parse_sets(sets)
+    refuse_other_kind(recipe.config_type, saved, asked)
+    config = with_absolute_path(build(recipe.config_type, [saved, asked]))
     changes = difference(old, config)
     if any("needs." in key or (key.endswith(".path") and key != "data.path") or isinstance(new, dict) for key, _, new in changes):
         config = recipe.adopt(config, stage_elsewhere)

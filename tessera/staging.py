@@ -60,7 +60,7 @@ def open_source(config: Any, data: Any = None) -> Source:
 def describe(config: Any, source: Source, world: World) -> Iterator[str]:
     """What the data is, and what of it and of this machine does not go with the config, for the log."""
     if world.device.type == "cpu" and config.preset != "tiny":
-        yield f"preset {config.preset} is meant for a GPU, and this is a CPU: expect hours or days; --preset tiny takes minutes"
+        yield f"preset {config.preset} is meant for a GPU, and this is a CPU: steps will be slow; --preset tiny is made for one"
     if not isinstance(source, Stored):
         yield f"data: {len(source):,} samples"
         return

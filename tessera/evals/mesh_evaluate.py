@@ -160,7 +160,7 @@ def notes_on(material: MeshMaterial, config: MeshEvaluateConfig, rows: MeshRows,
         if side.num_refused:
             notes.append(
                 f"{side.num_refused:,} {name} meshes are left out, because training rejects them: see `tessera data check`, with "
-                f"the data options of the run (--set data.max_faces=...)"
+                "the data options of the run (--set data.max_faces=...)"
             )
     if measuring.points < NUM_POINTS:
         notes.append(

@@ -173,12 +173,11 @@ def guided(config: SamplerConfig, guidance: GuidanceConfig = NO_GUIDANCE) -> Dif
     return DiffusionSampleConfig(**dict(SamplerConfig.part_of(config)), guidance=guidance)
 
 
-def refuse_idle(section: Config, path: str, **reasons: str) -> None:
-    """Options of a section, by their names, that have no effect where it stands: only their defaults are taken."""
-    for name, reason in reasons.items():
-        value, default = getattr(section, name), type(section).model_fields[name].default
-        if value != default:
-            raise ValueError(f"{path}.{name} {value} would change nothing: {reason}; leave it out (it is {default})")
+def refuse_idle(section: Config, path: str, name: str, reason: str) -> None:
+    """An option that has no effect where its section stands: only its default is taken."""
+    value, default = getattr(section, name), type(section).model_fields[name].default
+    if value != default:
+        raise ValueError(f"{path}.{name} {value} would change nothing: {reason}; leave it out (it is {default})")
 
 
 UPSAMPLERS = ("upsampler1", "upsampler2", "upsampler3", "upsampler4")
@@ -244,15 +243,16 @@ class Dalle2Config(Config):
 
     @model_validator(mode="after")
     def _nothing_idle(self) -> Dalle2Config:
-        untold = "upsamplers are told no embedding"
-        refuse_idle(self.data, "data", views="pictures are read as they are, not as tokens")
-        refuse_idle(self.prior.loss, "prior.loss", embedding_dropout_prob="the prior draws the embedding, and is told none",
-                    bound_weight="an embedding has no learned variance")  # fmt: skip
+        refuse_idle(self.data, "data", "views", "pictures are read as they are, not as tokens")
+        refuse_idle(self.prior.loss, "prior.loss", "embedding_dropout_prob", "the prior draws the embedding, and is told none")
+        refuse_idle(self.prior.loss, "prior.loss", "bound_weight", "an embedding has no learned variance")
         for name, stage in self.upsamplers.items():
-            mute = {} if stage.text else {"text_dropout_prob": f"{name}.text=false tells it none"}
-            refuse_idle(stage.loss, f"{name}.loss", embedding_dropout_prob=untold, **mute)
+            refuse_idle(stage.loss, f"{name}.loss", "embedding_dropout_prob", "upsamplers are told no embedding")
+            if not stage.text:
+                refuse_idle(stage.loss, f"{name}.loss", "text_dropout_prob", f"{name}.text=false tells it none")
         for name, section in (("prior", self.sample.prior), ("upsampler", self.sample.upsampler)):
-            refuse_idle(section, f"sample.{name}", resample_times="base alone draws to fit what is known (sample.resample_times)")
+            reason = "base alone draws to fit what is known (sample.resample_times)"
+            refuse_idle(section, f"sample.{name}", "resample_times", reason)
         return self
 
     @model_validator(mode="after")
