@@ -207,13 +207,7 @@ def sample_case(data: Path | None) -> dict[str, Any]:
 
     repeats, warm = (2, 1) if reduced() else (20, 3)
     row = time_call(call, math.prod(shape), repeats=repeats, warm=warm, count=False)
-    return row | facts(1, shape, nets) | {"guidance": DRAW.guidance, "passes": num_passes(sampler.writer, 1)}
-
-
-def num_passes(writer: GridWriter, frames: int) -> int:
-    """Of a clip of so many frames."""
-    plan = writer.plan(device())
-    return plan.schedule.last(frames - 1, plan.grid) + 1
+    return row | facts(1, shape, nets) | {"guidance": DRAW.guidance, "passes": sampler.writer.plans(device()).num_passes(1)}
 
 
 @torch.no_grad()
@@ -242,7 +236,7 @@ def timed_order(sampler: GridSampler, text: TextStates, num: int, frames: int) -
         return torch.cat(list(sampler(text, seeds, frames)), dim=1)
 
     row = time_call(call, num * frames * math.prod(grid()[1:]), repeats=1 if reduced() else 3, warm=1, count=False)
-    return row | {"frames": frames, "passes": num_passes(sampler.writer, frames)}
+    return row | {"frames": frames, "passes": sampler.writer.plans(device()).num_passes(frames)}
 
 
 def lengths() -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from tessera.config import Config, UserError
 from tessera.nn.attention import Attention
 from tessera.nn.positions import grid_coordinates
 
-LONG = 8192  # slots from which on no dense mask is made; where it begins to cost more than it saves is not measured yet
+LONG = 8192  # slots from which on no dense mask is made: there it begins to cost more than it saves (bench/RESULTS.md)
 BLOCK = 128  # FlexAttention's tiles
 
 Execution = Literal["auto", "dense", "bands", "blocks"]
@@ -41,6 +41,10 @@ class NearbyConfig(Config):
     """Columns of the window, an odd number: as many on the left as on the right."""
     whole: bool = False
     """Frames are seen whole, without a window. Then only one token at a time can be drawn."""
+    first_whole: bool = False
+    """The cells of the first frame see all of it that comes before them. Nothing lies before that frame that would hold its far
+    parts together: with a window alone, two things that the text asks for once may be drawn alike, or twice. Its tokens are then
+    drawn one at a time, those of later frames as without it. `whole` includes it."""
     dilation: tuple[int, ...] = Field((1,), min_length=1)
     """Distance between rows and columns of the window, for one layer after another and again from the start: (1, 2) lets every
     second layer look twice as far."""
@@ -60,7 +64,8 @@ class NearbyConfig(Config):
     def reach(self, layer: int) -> Reach:
         """Of one layer."""
         dilation = self.dilation[layer % len(self.dilation)]
-        return Reach(self.frames, 0, 0, 1) if self.whole else Reach(self.frames, self.height, self.width, dilation)
+        window = Reach(self.frames, self.height, self.width, dilation, self.first_whole)
+        return Reach(self.frames, 0, 0, 1) if self.whole else window
 
 
 class Slot(NamedTuple):
@@ -78,6 +83,7 @@ class Reach(NamedTuple):
     height: int  # 0: frames are seen whole
     width: int
     dilation: int
+    first_whole: bool = False  # the first frame has no window
 
     @property
     def whole(self) -> bool:
@@ -86,12 +92,13 @@ class Reach(NamedTuple):
 
     def sees(self, query: Slot, key: Slot) -> Tensor:
         """The definition. Bool: the key is not later, in one of the last frames, and its token in the window around the cell that
-        the query guesses; or it is the query itself."""
+        the query guesses, if there is one; or it is the query itself."""
         back, down, right = query.frame - key.frame, key.row - query.row, key.column - query.column
         earlier = (back > 0) | ((back == 0) & ((down < 0) | ((down == 0) & (right <= 0))))
         near = earlier & (back < self.frames)
         if not self.whole:
-            near = near & self._inside(down, self.height) & self._inside(right - 1, self.width)
+            inside = self._inside(down, self.height) & self._inside(right - 1, self.width)
+            near = near & (inside | (query.frame == 0) if self.first_whole else inside)
         return near | ((back == 0) & (down == 0) & (right == 0))
 
     def _inside(self, offset: Tensor, size: int) -> Tensor:
@@ -191,7 +198,7 @@ def compiled_flex() -> Any:
 def sight_of(reach: Reach, grid: Grid, device: torch.device, execution: Execution = "auto") -> Sight:
     """The way asked for, or the best one. Made once for each shape; call it outside of what is compiled."""
     if execution == "auto":
-        if reach.whole and reach.frames >= grid.frames:
+        if grid.frames <= (reach.frames if reach.whole else int(reach.first_whole)):
             return Causal()
         flex = device.type == "cuda" and torch.is_grad_enabled()
         execution = "dense" if grid.size < LONG else "blocks" if flex else "bands"
@@ -211,11 +218,11 @@ def _made(reach: Reach, grid: Grid, device: torch.device, execution: Execution) 
 def band_mask(reach: Reach, grid: Grid, device: torch.device) -> Tensor:
     """t s k: of each frame, the last ones; those before the first are not there."""
     frames = min(reach.frames, grid.frames)
-    own = torch.arange(grid.area, device=device)[:, None] + (frames - 1) * grid.area
-    keys = torch.arange(frames * grid.area, device=device)
-    seen = reach.sees(grid.slot(own), grid.slot(keys[None]))
-    there = torch.arange(grid.frames, device=device)[:, None] + keys // grid.area >= frames - 1
-    return seen & there[:, None]
+    newest = torch.arange(grid.frames, device=device)[:, None, None]
+    query = grid.slot(torch.arange(grid.area, device=device)[:, None])
+    key = grid.slot(torch.arange(frames * grid.area, device=device))
+    key = key._replace(frame=newest - (frames - 1) + key.frame)
+    return reach.sees(query._replace(frame=newest), key) & (key.frame >= 0)
 
 
 def block_mask(reach: Reach, grid: Grid, device: torch.device) -> BlockMask:
@@ -287,7 +294,7 @@ class Window:
 
 def window_of(reach: Reach, grid: Grid, device: torch.device) -> Window:
     """As seen from a frame with enough others before it."""
-    frames = min(reach.frames, grid.frames)
+    reach, frames = reach._replace(first_whole=False), min(reach.frames, grid.frames)
     own = torch.arange(grid.area, device=device)[:, None] + (frames - 1) * grid.area
     seen = reach.sees(grid.slot(own), grid.slot(torch.arange(frames * grid.area, device=device)[None]))
     order, there = listed(seen)

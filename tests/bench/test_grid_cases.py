@@ -142,5 +142,4 @@ def test_a_frame_takes_46_passes_at_the_full_size() -> None:
         nets = build_nets(GENERATOR, vocab_size=8192, grid=(10, 16, 16), text_width=512)
     net = nets["generator"]
     assert isinstance(net, GridAutoregressive)
-    plan = GridWriter(net, DRAW).plan(torch.device("cpu"))
-    assert plan.schedule.last(0, plan.grid) + 1 == 2 * 15 + 16
+    assert GridWriter(net, DRAW).plans(torch.device("cpu")).num_passes(1) == 2 * 15 + 16

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tessera.batches import TextStates, TokenBatch
 from tessera.generators.autoregressive.grid_model import GridAutoregressive, GridConfig
-from tessera.generators.autoregressive.grid_sample import GridSampleConfig, GridSampler, GridWriter, plan_of
+from tessera.generators.autoregressive.grid_sample import GridSampleConfig, GridSampler, GridWriter, Plan, plans_of
 from tessera.generators.autoregressive.model import LENGTHS
 from tessera.nn.nearby import NearbyConfig
 
@@ -20,6 +20,8 @@ NEAR = {
     "wide": NearbyConfig(frames=3, height=5, width=3),
     "dilated": NearbyConfig(frames=2, height=3, width=3, dilation=(1, 2)),
     "whole": NearbyConfig(frames=2, whole=True),
+    "first": NearbyConfig(frames=2, height=3, width=3, first_whole=True),
+    "first, dilated": NearbyConfig(frames=3, height=3, width=3, dilation=(1, 2), first_whole=True),
 }
 
 
@@ -77,18 +79,27 @@ def watched(
     hook = net.head.register_forward_hook(lambda module, inputs, out: seen.append(out))
     ids = drawn(net, text, seeds, frames, given, **options)
     hook.remove()
-    schedule, codes, (_, height, width) = plan_of(net, options["order"], CPU).schedule, len(net.sizes), net.grid
+    codes, (_, height, width) = len(net.sizes), net.grid
     logits = torch.full((len(seen[0]), frames, height, width, codes, VOCABULARY), torch.nan)
-    table = plan_of(net, options["order"], CPU).table
-    for number, guesses in enumerate(zip(*(seen[code::codes] for code in range(codes)), strict=True)):
-        newest, phase = divmod(number, schedule.frame_step)
-        for place in range(table.there.shape[1]):
-            frame, row, column = (
-                newest - int(table.back[phase, place]),
-                *(int(x[phase, place]) for x in (table.row, table.column)),
-            )
-            if table.there[phase, place] and 0 <= frame < frames and column < width:
+    passes = zip(*(seen[code::codes] for code in range(codes)), strict=True)
+    for (plan, number, wanted), guesses in zip(passes_of(net, options["order"], frames), passes, strict=True):
+        newest, phase = divmod(number, plan.schedule.frame_step)
+        for place in range(plan.table.there.shape[1]):
+            back, row, column = (int(x[phase, place]) for x in (plan.table.back, plan.table.row, plan.table.column))
+            frame = newest - back
+            if plan.table.there[phase, place] and frame in wanted and column < width:
                 assert logits[0, frame, row, column].isnan().all(), "every cell once"
                 logits[:, frame, row, column] = torch.stack([guess[:, place] for guess in guesses], dim=1)
     assert not logits.isnan().any(), "every cell"
     return ids, logits
+
+
+def passes_of(net: GridAutoregressive, order: str, frames: int) -> list[tuple[Plan, int, range]]:
+    """Of each pass the plan, the number and the frames that it is to draw: a first frame that is seen whole, with one pass more
+    so that its last cell is seen, then the others."""
+    first, later = plans_of(net, order, CPU)
+    last = later.schedule.last(frames - 1, later.grid) + 1
+    if first is later:
+        return [(later, number, range(frames)) for number in range(last)]
+    opening = [(first, number, range(1)) for number in range(first.schedule.last(0, first.grid) + 1 + (frames > 1))]
+    return opening + [(later, number, range(1, frames)) for number in range(later.schedule.frame_step, last) if frames > 1]

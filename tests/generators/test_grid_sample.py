@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from tessera.batches import TextStates
 from tessera.generators.autoregressive.grid_model import GridAutoregressive, GridConfig
-from tessera.generators.autoregressive.grid_sample import GridSampleConfig, GridSampler, GridWriter, plan_of
+from tessera.generators.autoregressive.grid_sample import GridSampleConfig, GridSampler, GridWriter, Plan, Plans, plans_of
 from tessera.generators.autoregressive.grid_schedule import Schedule, sequential, wavefront
 from tessera.nn.nearby import Grid, NearbyConfig, Window, window_of
 from tessera.recording import mapped
@@ -17,7 +18,8 @@ from tests.generators.grid_toys import CPU, NEAR, VOCABULARY, anything, clips, d
 
 CASES = [
     ("window", "wavefront", None), ("window", "sequential", 2), ("wide", "wavefront", 2), ("dilated", "wavefront", None),
-    ("dilated", "sequential", None), ("whole", "sequential", 2),
+    ("dilated", "sequential", None), ("whole", "sequential", 2), ("first", "wavefront", None), ("first", "sequential", 2),
+    ("first, dilated", "wavefront", 2),
 ]  # fmt: skip
 
 
@@ -38,7 +40,9 @@ def test_a_ring_is_the_whole_network_and_both_branches_are_what_they_should_be(n
     assert torch.equal(greedy.view(guided.shape[:-1]), guided.argmax(-1))
 
 
-@pytest.mark.parametrize(("near", "codes", "guidance"), [("window", None, 1.0), ("wide", None, 2.0), ("dilated", 2, 2.0)])
+@pytest.mark.parametrize(
+    ("near", "codes", "guidance"), [("window", None, 1.0), ("wide", None, 2.0), ("dilated", 2, 2.0), ("first", None, 2.0)]
+)
 def test_a_wavefront_draws_what_one_cell_after_another_draws(near: str, codes: int | None, guidance: float) -> None:
     net, text, seeds = generator(near, codes, depth=3), words(3), torch.tensor([1, 2, 3])
     given = {"known": clips(3, 2, codes), "lengths": torch.tensor([0, 4, 9])}
@@ -119,7 +123,7 @@ def test_scenes_of_one_text_are_one_clip(near: str, order: str, codes: int | Non
         assert torch.equal(told(net, scenes, seeds, known=clips(2, 1, codes), order=order, guidance=2.0), whole), lengths
 
 
-@pytest.mark.parametrize("near", ["window", "dilated"])
+@pytest.mark.parametrize("near", ["window", "dilated", "first"])
 def test_a_scene_sees_its_text_and_what_came_before_and_nothing_else_does(near: str) -> None:
     net, seeds, first, second, third = generator(near), torch.tensor([5, 6]), *(words(2, 4, seed) for seed in (1, 2, 3))
     ids = told(net, [(first, 3), (second, 3), (third, 2)], seeds, guidance=2.0)
@@ -207,7 +211,7 @@ def test_no_more_frames_are_seen_than_in_training() -> None:
     config = GridConfig(width=32, depth=1, heads=2, nearby=NearbyConfig(frames=50, whole=True))
     net = GridAutoregressive(config, VOCABULARY, (3, 3, 4), 12)
     assert net.reaches[0].frames == 3
-    assert plan_of(net, "auto", CPU).ring.frames == 4
+    assert plans_of(net, "auto", CPU).later.ring.frames == 4
 
 
 def test_what_cannot_be_drawn_is_refused() -> None:
@@ -221,7 +225,7 @@ def test_what_cannot_be_drawn_is_refused() -> None:
     with pytest.raises(ValueError, match="5 known frames of 4"):
         sampler(words(1), torch.tensor([0]), 4, known=clips(1, 5))
     with pytest.raises(ValueError, match="sees whole frames"):
-        plan_of(generator("whole"), "wavefront", CPU)
+        plans_of(generator("whole"), "wavefront", CPU)
     first = sampler(words(1), torch.tensor([0]), 4)
     next(first)
     next(sampler(words(1), torch.tensor([0]), 4))
@@ -229,14 +233,48 @@ def test_what_cannot_be_drawn_is_refused() -> None:
         next(first)
 
 
-@pytest.mark.parametrize("near", ["dilated", "whole"])
+@pytest.mark.parametrize("near", ["dilated", "whole", "first"])
 def test_nothing_waits_for_the_device(near: str) -> None:
     net, meta = generator(near, codes=2), torch.device("meta")
     writer = GridWriter(net, GridSampleConfig(top_k=3))
-    plan = mapped(writer.plan(CPU), lambda tensor: tensor.to(meta))
-    windows = tuple(mapped(window, lambda tensor: tensor.to(meta)) for window in plan.windows)
-    writer.plans[meta] = type(plan)(plan.schedule, plan.grid, plan.ring, plan.table, windows, plan.sketch)
+    writer.made[meta] = Plans(*(on_meta(plan) for plan in writer.plans(CPU)))
     net.to(meta)
     seeds, known = torch.zeros(2, dtype=torch.long, device=meta), torch.zeros(2, 1, 3, 4, 2, dtype=torch.long, device=meta)
-    found = list(GridSampler(writer)(words(2).to(meta), seeds, 1, known=known))
-    assert [ids.shape for ids in found] == [(2, 1, 3, 4, 2)]
+    found = list(GridSampler(writer)(words(2).to(meta), seeds, 2, known=known))
+    assert [ids.shape for ids in found] == [(2, 1, 3, 4, 2)] * 2
+
+
+def on_meta(plan: Plan) -> Plan:
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to("meta")
+
+    return replace(mapped(plan, move), windows=tuple(mapped(window, move) for window in plan.windows))
+
+
+# ---- the first frame, whole
+
+
+def test_a_first_frame_that_is_seen_whole_costs_its_own_passes_and_no_others() -> None:
+    """64 cells one by one, one pass that shows the last of them, and of the wavefront all that comes after the first frame."""
+    config = GridConfig(width=32, depth=1, heads=2, nearby=NearbyConfig(first_whole=True))
+    net = GridAutoregressive(config, VOCABULARY, (5, 8, 8), 12)
+    plans = plans_of(net, "auto", CPU)
+    assert plans.num_passes(1) == 64
+    assert plans.num_passes(5) == 64 + 1 + 4 * 9 + 7 * 3 + 8 - 9
+    assert plans_of(net, "sequential", CPU).num_passes(5) == 64 + 1 + 4 * 64
+    calls: list[int] = []
+    net.head.register_forward_hook(lambda module, inputs, out: calls.append(1))
+    drawn(net, words(1), torch.tensor([0]), 5, guidance=1.0)
+    assert len(calls) == plans.num_passes(5)
+
+
+def test_far_cells_of_a_first_frame_know_of_each_other() -> None:
+    """The last cell of the first frame hangs on its first one, which a window does not reach in one layer; later frames keep
+    their window."""
+    for near, reached in (("window", False), ("first", True)):
+        net, text, ids = generator(near, depth=1), words(1), clips(1)
+        other = ids.clone()
+        other[0, 0, 0, 0] = (other[0, 0, 0, 0] + 1) % VOCABULARY
+        one, two = (net(some, text, anything(1)).detach()[0] for some in (ids, other))
+        assert torch.equal(one[0, 2, 3], two[0, 2, 3]) != reached
+        assert torch.equal(one[1, 2, 3], two[1, 2, 3]), "a later frame sees a window of the first"

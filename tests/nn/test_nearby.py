@@ -29,6 +29,7 @@ from tessera.nn.positions import rotary_angles
 
 CPU = torch.device("cpu")
 REACHES = [Reach(2, 3, 3, 1), Reach(3, 3, 5, 2), Reach(1, 5, 3, 1), Reach(9, 7, 1, 1), Reach(2, 0, 0, 1), Reach(9, 0, 0, 1)]
+REACHES += [Reach(2, 3, 3, 1, True), Reach(3, 3, 5, 2, True), Reach(1, 3, 3, 1, True)]
 GRID = Grid(4, 3, 5)
 
 
@@ -37,7 +38,7 @@ def by_hand(reach: Reach, grid: Grid) -> Tensor:
     slots = list(itertools.product(range(grid.frames), range(grid.rows), range(grid.slots)))
     seen = torch.eye(len(slots), dtype=torch.bool)
     for number, (frame, row, cell) in enumerate(slots):
-        if reach.whole:
+        if reach.whole or (reach.first_whole and frame == 0):
             cells = set(itertools.product(range(grid.frames), range(grid.rows), range(-1, grid.slots)))
         else:
             rows = {row + step * reach.dilation for step in range(-(reach.height // 2), reach.height // 2 + 1)}
@@ -124,7 +125,8 @@ def test_what_is_gathered_from_a_ring_is_the_dense_mask(reach: Reach, gathered: 
             own = torch.arange(frame * grid.area, (frame + 1) * grid.area)
             slot = grid.slot(own)
             kept[:, :, :, ring.at(slot.frame, own % grid.area)] = torch.stack([key, value])[:, :, :, own]
-            view = ring.view(reach, window, slot, torch.tensor([frame]))
+            seen_whole = reach.first_whole and frame == 0  # what is gathered is a window
+            view = ring.view(reach, None if seen_whole else window, slot, torch.tensor([frame]))
             torch.testing.assert_close(view(query[:, :, own], kept), dense[:, :, own], rtol=0, atol=1e-5)
 
 

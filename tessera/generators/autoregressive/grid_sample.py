@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ class GridSampleConfig(ChoiceConfig):
 
     order: Literal["auto", "sequential", "wavefront"] = "auto"
     """One cell after another, or all at once that do not see each other: the same clips in fewer passes, where the generator sees
-    a window. auto takes the wavefront wherever there is one."""
+    a window. auto takes the wavefront wherever there is one. A first frame that is seen whole is drawn one cell after another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,21 @@ class Plan:
     table: Table
     windows: tuple[Window | None, ...]  # for each of the network's `reaches`; None: frames are seen whole
     sketch: CrossWindow | None  # where the network takes sketches
+
+
+class Plans(NamedTuple):
+    """Of the first frame, and of later ones; the same, where the first one is seen as the others are."""
+
+    first: Plan
+    later: Plan
+
+    def num_passes(self, frames: int) -> int:
+        """Of a clip of so many frames."""
+        schedule, grid = self.later.schedule, self.later.grid
+        if self.first is self.later:
+            return schedule.last(frames - 1, grid) + 1
+        whole = self.first.schedule.last(0, grid) + 1
+        return whole if frames == 1 else whole + 1 + schedule.last(frames - 1, grid) + 1 - schedule.frame_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +85,7 @@ class State:
     number: Tensor  # 1 int64: of the pass
 
 
-def plan_of(net: GridAutoregressive, order: str, device: torch.device) -> Plan:
+def plans_of(net: GridAutoregressive, order: str, device: torch.device) -> Plans:
     """The tables of one way to draw from a generator."""
     reach = net.reaches[0]
     grid = net.slots(reach.frames)
@@ -78,10 +93,16 @@ def plan_of(net: GridAutoregressive, order: str, device: torch.device) -> Plan:
         raise ValueError("order wavefront needs a window, and this generator sees whole frames; use order sequential")
     windows = tuple(None if reach.whole else window_of(reach, grid, device) for reach in net.reaches)
     local = [window for window in windows if window is not None]
-    schedule = wavefront(local, grid) if local and order != "sequential" else sequential(grid)
-    ring = Ring(reach.frames + schedule.others_in_flight(grid), grid.rows, grid.slots)
+    one_by_one = sequential(grid)
+    schedule = wavefront(local, grid) if local and order != "sequential" else one_by_one
+    in_flight = max(some.others_in_flight(grid) for some in (schedule, one_by_one))
+    ring = Ring(reach.frames + in_flight, grid.rows, grid.slots)
     sketch = cross_window(net.sketch_window, grid, device) if net.sketch_window else None
-    return Plan(schedule, grid, ring, table_of(schedule, grid, device), windows, sketch)
+    later = Plan(schedule, grid, ring, table_of(schedule, grid, device), windows, sketch)
+    if not reach.first_whole:
+        return Plans(later, later)
+    whole = replace(later, schedule=one_by_one, table=table_of(one_by_one, grid, device), windows=(None,) * len(windows))
+    return Plans(whole, later)
 
 
 class GridWriter:
@@ -89,18 +110,18 @@ class GridWriter:
 
     def __init__(self, net: GridAutoregressive, config: GridSampleConfig, bf16: bool = False) -> None:
         self.net, self.config, self.bf16 = net, config, bf16
-        self.plans: dict[torch.device, Plan] = {}
+        self.made: dict[torch.device, Plans] = {}
 
     @property
     def guided(self) -> bool:
         """Whether there is a second branch."""
         return self.config.guidance != 1
 
-    def plan(self, device: torch.device) -> Plan:
+    def plans(self, device: torch.device) -> Plans:
         """Made once for each device."""
-        if device not in self.plans:
-            self.plans[device] = plan_of(self.net, self.config.order, device)
-        return self.plans[device]
+        if device not in self.made:
+            self.made[device] = plans_of(self.net, self.config.order, device)
+        return self.made[device]
 
     def prepare(
         self, text: TextStates, seeds: Tensor, negative: TextStates | None, lengths: Tensor, known: Tensor | None,
@@ -108,7 +129,7 @@ class GridWriter:
     ) -> tuple[Setup, State]:  # fmt: skip
         """Everything on the device, before the first pass."""
         net, device, size = self.net, seeds.device, len(seeds)
-        plan, zero = self.plan(device), torch.zeros(1, dtype=torch.long, device=device)
+        plan, zero = self.plans(device).first, torch.zeros(1, dtype=torch.long, device=device)
         start, states, mask = self.told(text, negative, lengths)
         rows, kind = len(mask), states.dtype
         kept = torch.zeros(len(net.blocks), 2, rows, net.heads, plan.ring.size, net.head_width, dtype=kind, device=device)
@@ -129,11 +150,11 @@ class GridWriter:
         return start.to(kind), states.to(kind), mask
 
     def go_on(self, setup: Setup, first: int, told: tuple[Tensor, Tensor, Tensor]) -> tuple[Setup, State]:
-        """The same clips from frame `first` on under another text. What was drawn ahead of it is drawn again; what lies before it
-        is seen as it was."""
-        start, states, mask = told
-        number = torch.full_like(setup.first, setup.plan.schedule.frame_step * first)
-        changed = replace(setup, first=torch.full_like(setup.first, first), start=start, states=states, mask=mask)
+        """The same clips from frame `first` on, one after the first, under another text. What was drawn ahead of it is drawn
+        again; what lies before it is seen as it was."""
+        (start, states, mask), plan = told, self.plans(setup.seeds.device).later
+        number = torch.full_like(setup.first, plan.schedule.frame_step * first)
+        changed = replace(setup, plan=plan, first=torch.full_like(setup.first, first), start=start, states=states, mask=mask)
         return changed, State(number)
 
     def sketch(self, sketch: Tensor | None, seeds: Tensor) -> Tensor | None:
@@ -243,18 +264,22 @@ class GridSampler:
         with torch.no_grad():
             setup, state = self.writer.prepare(scenes[0][0], seeds, negative, wanted, known, sketch)
             told = [self.writer.told(text, negative, wanted) for text, _ in scenes[1:]]
-        return self.frames(setup, state, [frames for _, frames in scenes], told)
+        counts, plans = [frames for _, frames in scenes], self.writer.plans(seeds.device)
+        if plans.first is not plans.later and counts[0] > 1:
+            counts, told = [1, counts[0] - 1, *counts[1:]], [(setup.start, setup.states, setup.mask), *told]
+        return self.frames(setup, state, counts, told)
 
     @torch.no_grad()
     def frames(
         self, setup: Setup, state: State, counts: Sequence[int], told: Sequence[tuple[Tensor, Tensor, Tensor]]
     ) -> Iterator[Tensor]:
         """So many of each scene, once all is prepared."""
-        schedule, grid, ring = setup.plan.schedule, setup.plan.grid, self.writer.cells(setup.plan)
+        grid, ring = setup.plan.grid, self.writer.cells(setup.plan)
         self.drawing, done, area = (own := object()), 0, ring.rows * ring.slots
         for scene, count in enumerate(counts):
             if scene:
                 setup, state = self.writer.go_on(setup, done, told[scene - 1])
+            schedule = setup.plan.schedule
             recording = self.recorded(setup, state)
             last = schedule.last(done + count - 1, grid) + (scene + 1 < len(counts))  # its last cell must be seen by others
             for number in range(schedule.frame_step * done, last + 1):
@@ -275,11 +300,11 @@ class GridSampler:
         """One pass, ready to play; None where there is no GPU, or nothing is to be recorded."""
         if not self.records or state.number.device.type != "cuda":
             return None
-        shapes = shapes_of(setup, state)
-        if shapes not in self.recordings:
-            self.recordings[shapes] = Recording(self.writer.step_once, setup, state)
-        self.recordings[shapes].load(setup, state)
-        return self.recordings[shapes]
+        key = (None in setup.plan.windows, shapes_of(setup, state))
+        if key not in self.recordings:
+            self.recordings[key] = Recording(self.writer.step_once, setup, state)
+        self.recordings[key].load(setup, state)
+        return self.recordings[key]
 
     def check(self, frames: int, seeds: Tensor, known: Tensor | None, sketch: Tensor | None) -> None:
         """What is asked for, before anything is drawn."""

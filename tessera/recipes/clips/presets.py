@@ -30,6 +30,7 @@ Size = Literal["tiny", "small", "base", "large"]
 
 TYPES: dict[str, type[ClipsConfig]] = {"masked": MaskedClipsConfig, "autoregressive": AutoregressiveClipsConfig}
 MASKED_OPTIM = OptimConfig(lr=3e-4, betas=(0.9, 0.98), weight_decay=0.03, warmup_steps=5000)
+NEARBY = NearbyConfig(first_whole=True)
 AUTOREGRESSIVE_OPTIM = OptimConfig(lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, warmup_steps=5000)
 
 
@@ -68,7 +69,7 @@ def tiny() -> Preset:
         ),
         masked_sample=MaskedClipSampleConfig(steps=16, guidance=4.0, min_share=0.3, remask=0.1),
         autoregressive=AutoregressiveBaseConfig(
-            model=GridConfig(width=64, depth=4, heads=4, inner_width=64),
+            model=GridConfig(width=64, depth=4, heads=4, inner_width=64, nearby=NEARBY),
             optim=OptimConfig(lr=3e-3, betas=(0.9, 0.95), weight_decay=0.03, warmup_steps=50),
             ema_decay=0.99,
             batch_size=16,
@@ -85,7 +86,7 @@ def small() -> Preset:
     return Preset(
         data=VideoDataConfig(resolution=64, workers=8),
         masked=MaskedBaseConfig(model=MaskedConfig(dropout=0.1)),
-        autoregressive=AutoregressiveBaseConfig(model=GridConfig(width=384, depth=10, heads=6, dropout=0.1)),
+        autoregressive=AutoregressiveBaseConfig(model=GridConfig(width=384, depth=10, heads=6, dropout=0.1, nearby=NEARBY)),
         engine=EngineConfig(precision="bf16", compile=True, cuda_graphs=True),
     )
 
@@ -93,6 +94,7 @@ def small() -> Preset:
 def base() -> Preset:
     """17 frames of 128 px, 5 x 16 x 16 tokens of 64,000 codes, for one large GPU and 100,000 clips or more. Not yet trained to
     the end."""
+    wider = NEARBY.model_copy(update={"height": 7, "width": 7})
     return Preset(
         data=VideoDataConfig(resolution=128, crop="random", zoom=1.25, fps=8, image_share=0.2, workers=16),
         text=ByteTextConfig(length=256, width=512, depth=6, heads=8),
@@ -110,7 +112,7 @@ def base() -> Preset:
             batch_size=128, steps=300_000,
         ),
         autoregressive=AutoregressiveBaseConfig(
-            model=GridConfig(width=768, depth=16, heads=12, dropout=0.1, nearby=NearbyConfig(height=7, width=7)),
+            model=GridConfig(width=768, depth=16, heads=12, dropout=0.1, nearby=wider),
             optim=AUTOREGRESSIVE_OPTIM, ema_decay=0.9999, batch_size=128, steps=300_000,
         ),
         engine=EngineConfig(
@@ -124,7 +126,7 @@ def large() -> Preset:
     end."""
     start = base()
     masked = {"model": MaskedConfig(width=1152, depth=20, heads=9), "batch_size": 256, "steps": 500_000}
-    nearby = NearbyConfig(height=7, width=7, dilation=(1, 2))
+    nearby = start.autoregressive.model.nearby.model_copy(update={"dilation": (1, 2)})
     autoregressive = masked | {"model": GridConfig(width=1152, depth=20, heads=9, nearby=nearby)}
     return start.model_copy(
         update={
