@@ -89,7 +89,7 @@ def combined(recipe: str, tokenizer: str) -> Headline:
     """One of four: either generator on either tokenizer of digits, each for so many steps that they take a minute on an H200."""
     steps = {"phenaki": 1500, "nuwa": 1200}[recipe]  # of 40 and of 50 ms
     sets = f"base.needs.tokenizer=OUT/{tokenizer}/run/tokenizer base.steps={steps} base.optim.warmup_steps=200 {CLIPS}"
-    began = "phenaki/base" if tokenizer == "phenaki" else "cvivit"
+    began = "nuwa/base" if tokenizer == "nuwa" else tokenizer
     return Headline(recipe, DIGITS, sets, (COUNTED, DRAWN), after=began, quick="base.steps=2")
 
 
@@ -115,24 +115,24 @@ HEADLINES = {
         stage="tokenizer base", drawn=8, quick="tokenizer.steps=2 base.steps=2",
     ),
     "nuwa": Headline(
-        "nuwa", DIGITS, f"base.needs.tokenizer=OUT/phenaki/run/tokenizer base.steps=2500 base.model.dropout=0.2 {CLIPS}",
+        "nuwa", DIGITS, f"tokenizer.steps=2600 base.steps=5000 base.model.dropout=0.2 {CLIPS}",
         (SURELY, JUDGED, f"{TRIED} guidance=1 guidance=1.5 temperature=1 temperature=0.7 temperature=0.7,guidance=1.5"),
-        after="phenaki/base", drawn=8, quick="base.steps=2",
+        stage="tokenizer base", drawn=8, quick="tokenizer.steps=2 base.steps=2",
     ),
     "cvivit": Headline(
         "phenaki", DIGITS, f"tokenizer.model.kind=cvivit tokenizer.steps=2600 {CLIPS}", ("data prepare RUN --stage base",),
         stage="tokenizer", quick="tokenizer.steps=2 tokenizer.model.window=3",
     ),
-    "masked-conv": combined("phenaki", "phenaki"),
-    "ar-conv": combined("nuwa", "phenaki"),
+    "masked-conv": combined("phenaki", "nuwa"),
+    "ar-conv": combined("nuwa", "nuwa"),
     "masked-cvivit": combined("phenaki", "cvivit"),
     "ar-cvivit": combined("nuwa", "cvivit"),
     "sprites": Headline(
         "phenaki", "sprites", f"tokenizer.steps=1500 {SPRITES}", BEST, drawn=32, quick="tokenizer.steps=2 base.steps=2",
     ),
     "sprites-nuwa": Headline(
-        "nuwa", "sprites", f"base.needs.tokenizer=OUT/sprites/run/tokenizer {SPRITES}", BEST, after="sprites/base", drawn=32,
-        quick="base.steps=2",
+        "nuwa", "sprites", f"base.needs.tokenizer=OUT/sprites/run/tokenizer data.crop=random data.zoom=1.1 {SPRITES}", BEST,
+        after="sprites/base", drawn=32, quick="base.steps=2",
     ),
     "dalle2": Headline(
         "dalle2", SHAPES,

@@ -79,25 +79,24 @@ def test_every_run_is_a_config(name: str, quick: bool, headline: ModuleType) -> 
 
 
 def test_a_run_waits_for_the_one_that_it_needs(headline: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, said = told(headline, tmp_path, monkeypatch, "nuwa", "phenaki", "--lanes", "2")
-    nuwa, phenaki = (tmp_path / "out" / name / "run" for name in ("nuwa", "phenaki"))
+    code, said = told(headline, tmp_path, monkeypatch, "masked-conv", "nuwa", "--lanes", "2")
+    nuwa = tmp_path / "out" / "nuwa" / "run"
     assert code == 0
-    assert said[:2] == ["data synth", "train phenaki --stage tokenizer"]
-    rest = [f"resume {phenaki} --stage base", "train nuwa", *(f"evaluate {run}" for run in (nuwa, phenaki)), f"sample {phenaki}"]
-    assert sorted(said[2:]) == sorted(rest)
+    assert said[:2] == ["data synth", "train nuwa --stage tokenizer"]
+    assert sorted(said[2:]) == sorted([f"resume {nuwa} --stage base", "train phenaki", f"evaluate {nuwa}"])
 
 
 def test_one_that_fails_stops_only_those_that_need_it(
     headline: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "fail-phenaki").touch()
-    code, said = told(headline, tmp_path, monkeypatch, "phenaki", "nuwa", "graph")
+    (tmp_path / "fail-nuwa").touch()
+    code, said = told(headline, tmp_path, monkeypatch, "nuwa", "masked-conv", "graph")
     assert code == 1
-    assert "train nuwa" not in said
+    assert "train phenaki" not in said
     assert said[-1].startswith("evaluate")
-    *_, phenaki, nuwa, graph = capsys.readouterr().out.splitlines()
-    assert phenaki.startswith("phenaki: Failed: code 1 of ")
-    assert nuwa == "nuwa: phenaki failed, and it needs that one"
+    *_, nuwa, masked, graph = capsys.readouterr().out.splitlines()
+    assert nuwa.startswith("nuwa: Failed: code 1 of ")
+    assert masked == "masked-conv: nuwa failed, and it needs that one"
     assert graph == "graph: done"
 
 
@@ -121,14 +120,14 @@ def test_a_stage_alone_is_resumed_alone(headline: ModuleType, tmp_path: Path, mo
     assert said[1:] == ["train phenaki --stage tokenizer", f"resume {run} --stage tokenizer"]
 
 
-@pytest.mark.parametrize("words", [("nuwa",), ("phenaki", "nuwa", "--seed", "2")])
+@pytest.mark.parametrize("words", [("ar-conv",), ("nuwa", "ar-conv", "--seed", "2")])
 def test_what_nobody_makes_is_not_waited_for(
     words: tuple[str, ...], headline: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     code, _ = told(headline, tmp_path, monkeypatch, *words)
     assert code == 1
-    assert capsys.readouterr().out.splitlines()[-1].startswith("nuwa: needs phenaki/base in ")
+    assert capsys.readouterr().out.splitlines()[-1].startswith("ar-conv: needs nuwa/base in ")
 
 
 def test_real_data_that_are_not_there_are_asked_for(
