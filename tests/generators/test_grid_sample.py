@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 
 from tessera.batches import TextStates
 from tessera.generators.autoregressive.grid_model import GridAutoregressive, GridConfig
-from tessera.generators.autoregressive.grid_sample import GridSampleConfig, GridSampler, GridWriter, Plan, Plans, plans_of
+from tessera.generators.autoregressive.grid_sample import GridSampleConfig, GridSampler, GridWriter, plans_of
 from tessera.generators.autoregressive.grid_schedule import Schedule, sequential, wavefront
 from tessera.nn.nearby import Grid, NearbyConfig, Window, window_of
 from tessera.recording import mapped
@@ -237,18 +236,11 @@ def test_what_cannot_be_drawn_is_refused() -> None:
 def test_nothing_waits_for_the_device(near: str) -> None:
     net, meta = generator(near, codes=2), torch.device("meta")
     writer = GridWriter(net, GridSampleConfig(top_k=3))
-    writer.made[meta] = Plans(*(on_meta(plan) for plan in writer.plans(CPU)))
+    writer.made[meta] = mapped(writer.plans(CPU), lambda tensor: tensor.to(meta))
     net.to(meta)
     seeds, known = torch.zeros(2, dtype=torch.long, device=meta), torch.zeros(2, 1, 3, 4, 2, dtype=torch.long, device=meta)
     found = list(GridSampler(writer)(words(2).to(meta), seeds, 2, known=known))
     assert [ids.shape for ids in found] == [(2, 1, 3, 4, 2)] * 2
-
-
-def on_meta(plan: Plan) -> Plan:
-    def move(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to("meta")
-
-    return replace(mapped(plan, move), windows=tuple(mapped(window, move) for window in plan.windows))
 
 
 # ---- the first frame, whole

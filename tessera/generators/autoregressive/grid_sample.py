@@ -300,11 +300,11 @@ class GridSampler:
         """One pass, ready to play; None where there is no GPU, or nothing is to be recorded."""
         if not self.records or state.number.device.type != "cuda":
             return None
-        key = (None in setup.plan.windows, shapes_of(setup, state))
-        if key not in self.recordings:
-            self.recordings[key] = Recording(self.writer.step_once, setup, state)
-        self.recordings[key].load(setup, state)
-        return self.recordings[key]
+        shapes = shapes_of(setup, state)
+        if shapes not in self.recordings:
+            self.recordings[shapes] = Recording(self.writer.step_once, setup, state)
+        self.recordings[shapes].load(setup, state)
+        return self.recordings[shapes]
 
     def check(self, frames: int, seeds: Tensor, known: Tensor | None, sketch: Tensor | None) -> None:
         """What is asked for, before anything is drawn."""
