@@ -115,8 +115,8 @@ HEADLINES = {
         stage="tokenizer base", drawn=8, quick="tokenizer.steps=2 base.steps=2",
     ),
     "nuwa": Headline(
-        "nuwa", DIGITS, f"tokenizer.steps=2600 base.steps=5000 base.model.dropout=0.2 {CLIPS}",
-        (SURELY, JUDGED, f"{TRIED} guidance=1 guidance=1.5 temperature=1 temperature=0.7 temperature=0.7,guidance=1.5"),
+        "nuwa", DIGITS, f"tokenizer.steps=2600 base.steps=4000 base.model.dropout=0.2 {CLIPS}",
+        (SURELY, JUDGED, f"{TRIED} guidance=1.5 temperature=0.7"),
         stage="tokenizer base", drawn=8, quick="tokenizer.steps=2 base.steps=2",
     ),
     "cvivit": Headline(
@@ -131,8 +131,8 @@ HEADLINES = {
         "phenaki", "sprites", f"tokenizer.steps=1500 {SPRITES}", BEST, drawn=32, quick="tokenizer.steps=2 base.steps=2",
     ),
     "sprites-nuwa": Headline(
-        "nuwa", "sprites", f"base.needs.tokenizer=OUT/sprites/run/tokenizer data.crop=random data.zoom=1.1 {SPRITES}", BEST,
-        after="sprites/base", drawn=32, quick="base.steps=2",
+        "nuwa", "sprites", f"tokenizer.steps=1500 data.crop=random data.zoom=1.1 {SPRITES}", BEST, drawn=32,
+        quick="tokenizer.steps=2 base.steps=2",
     ),
     "dalle2": Headline(
         "dalle2", SHAPES,
