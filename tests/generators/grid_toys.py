@@ -97,9 +97,9 @@ def watched(
 def passes_of(net: GridAutoregressive, order: str, frames: int) -> list[tuple[Plan, int, range]]:
     """Of each pass the plan, the number and the frames that it is to draw: a first frame that is seen whole, with one pass more
     so that its last cell is seen, then the others."""
-    first, later = plans_of(net, order, CPU)
+    later, first = plans_of(net, order, CPU)
     last = later.schedule.last(frames - 1, later.grid) + 1
-    if first is later:
+    if first is None:
         return [(later, number, range(frames)) for number in range(last)]
     opening = [(first, number, range(1)) for number in range(first.schedule.last(0, first.grid) + 1 + (frames > 1))]
     return opening + [(later, number, range(1, frames)) for number in range(later.schedule.frame_step, last) if frames > 1]

@@ -191,9 +191,11 @@ def inner(grids: Tensor) -> Tensor:
     return grids[:, 1:, 1:-1, 1:-1]
 
 
-def test_all_four_directions_are_learned_alike_and_drawn() -> None:
+@pytest.mark.parametrize("near", [NearbyConfig(frames=2, height=3, width=3), NearbyConfig(height=3, width=3, first_whole=True)])
+def test_all_four_directions_are_learned_alike_and_drawn(near: NearbyConfig) -> None:
+    """The second would see all three frames of a training clip, the whole first one among them: behind them frames that do not
+    see it would then be something new."""
     torch.manual_seed(0)
-    near = NearbyConfig(frames=2, height=3, width=3)
     model = GridConfig(width=64, depth=2, heads=2, inner_width=16, inner_depth=1, nearby=near)
     config = GridStageConfig(model=model)
     stage = build_stage(config, build_nets(config, vocab_size=4, grid=(3, 4, 4), text_width=4))

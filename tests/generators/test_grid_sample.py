@@ -122,6 +122,19 @@ def test_scenes_of_one_text_are_one_clip(near: str, order: str, codes: int | Non
         assert torch.equal(told(net, scenes, seeds, known=clips(2, 1, codes), order=order, guidance=2.0), whole), lengths
 
 
+@pytest.mark.parametrize("near", [NearbyConfig(frames=1, height=3, width=3), NearbyConfig(height=1, width=1)])
+@pytest.mark.parametrize("grid", [(4, 3, 4), (1, 3, 4), (3, 1, 1)])
+@pytest.mark.parametrize("first_whole", [False, True])
+def test_frames_that_are_begun_in_every_pass_are_as_many_as_asked_for(
+    near: NearbyConfig, grid: tuple[int, ...], first_whole: bool
+) -> None:
+    near = near.model_copy(update={"first_whole": first_whole})
+    net = GridAutoregressive(GridConfig(width=32, depth=1, heads=2, inner_width=16, nearby=near), VOCABULARY, grid, 12)
+    for lengths in ([4], [2, 2], [1, 3, 2]):
+        ids = told(net, [(words(2), length) for length in lengths], torch.tensor([5, 6]))
+        assert ids.shape == (2, sum(lengths), *grid[1:])
+
+
 @pytest.mark.parametrize("near", ["window", "dilated", "first"])
 def test_a_scene_sees_its_text_and_what_came_before_and_nothing_else_does(near: str) -> None:
     net, seeds, first, second, third = generator(near), torch.tensor([5, 6]), *(words(2, 4, seed) for seed in (1, 2, 3))

@@ -79,7 +79,7 @@ class GridAutoregressive(Hourglass):
         self.vocab_size, self.grid, self.codes, self.sizes = vocab_size, tuple(grid), codes, sizes
         self.execution = config.nearby.execution
         reaches = (config.nearby.reach(layer) for layer in range(config.depth))
-        self.layer_reaches = tuple(reach._replace(frames=min(reach.frames, self.grid[0])) for reach in reaches)  # as in training
+        self.layer_reaches = tuple(reach._replace(frames=min(reach.frames, self.most_frames(reach))) for reach in reaches)
         self.places = nn.Parameter(torch.randn(self.grid[1], self.grid[2] + 1, config.width) * 0.5)
         self.kinds = nn.Embedding(2, config.width)  # the first frame, and later ones
         nn.init.zeros_(self.kinds.weight)
@@ -87,6 +87,12 @@ class GridAutoregressive(Hourglass):
         self.embed_sketch = nn.ModuleList(
             nn.Embedding(size + 1, config.width) for size in (sizes if config.sketch_window else ())
         )
+
+    def most_frames(self, reach: Reach) -> int:
+        """How many frames are seen at most: as in training. A first frame that is seen whole is unlike all others, so some frames
+        of training must not see it: later ones never will."""
+        frames = self.grid[0]
+        return frames - 1 if reach.first_whole and frames > 2 else frames
 
     @property
     def reaches(self) -> tuple[Reach, ...]:

@@ -2,16 +2,19 @@
 known frames, whatever the order.
 
 Keys and values of the last frames lie in a ring, so memory does not grow with a clip's length, and frames leave as soon as they
-are finished. Shapes never change: one pass is recorded once and replayed on a GPU.
+are finished. Shapes never change: one pass is recorded once and replayed on a GPU; one more, where the first frame is seen whole
+and drawn cell by cell.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tessera.batches import TextStates
@@ -47,18 +50,24 @@ class Plan:
 
 
 class Plans(NamedTuple):
-    """Of the first frame, and of later ones; the same, where the first one is seen as the others are."""
+    """Of all frames, or of those after the first, where that one is seen whole and has a plan of its own."""
 
-    first: Plan
     later: Plan
+    first: Plan | None
+
+    @property
+    def begin(self) -> Plan:
+        """Of the first frame."""
+        return self.later if self.first is None else self.first
 
     def num_passes(self, frames: int) -> int:
         """Of a clip of so many frames."""
         schedule, grid = self.later.schedule, self.later.grid
-        if self.first is self.later:
-            return schedule.last(frames - 1, grid) + 1
-        whole = self.first.schedule.last(0, grid) + 1
-        return whole if frames == 1 else whole + 1 + schedule.last(frames - 1, grid) + 1 - schedule.frame_step
+        every = schedule.last(frames - 1, grid) + 1
+        if self.first is None:
+            return every
+        alone = self.first.schedule.last(0, grid) + 1
+        return alone if frames == 1 else alone + 1 + every - schedule.frame_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +102,14 @@ def plans_of(net: GridAutoregressive, order: str, device: torch.device) -> Plans
         raise ValueError("order wavefront needs a window, and this generator sees whole frames; use order sequential")
     windows = tuple(None if reach.whole else window_of(reach, grid, device) for reach in net.reaches)
     local = [window for window in windows if window is not None]
-    one_by_one = sequential(grid)
-    schedule = wavefront(local, grid) if local and order != "sequential" else one_by_one
-    in_flight = max(some.others_in_flight(grid) for some in (schedule, one_by_one))
-    ring = Ring(reach.frames + in_flight, grid.rows, grid.slots)
+    schedule = wavefront(local, grid) if local and order != "sequential" else sequential(grid)
+    ring = Ring(reach.frames + schedule.others_in_flight(grid), grid.rows, grid.slots)
     sketch = cross_window(net.sketch_window, grid, device) if net.sketch_window else None
     later = Plan(schedule, grid, ring, table_of(schedule, grid, device), windows, sketch)
     if not reach.first_whole:
-        return Plans(later, later)
-    whole = replace(later, schedule=one_by_one, table=table_of(one_by_one, grid, device), windows=(None,) * len(windows))
-    return Plans(whole, later)
+        return Plans(later, None)
+    cells, room = sequential(grid), ring._replace(frames=2)  # the pass that shows the last cell begins another frame
+    return Plans(later, Plan(cells, grid, room, table_of(cells, grid, device), (None,) * len(windows), sketch))
 
 
 class GridWriter:
@@ -129,7 +136,7 @@ class GridWriter:
     ) -> tuple[Setup, State]:  # fmt: skip
         """Everything on the device, before the first pass."""
         net, device, size = self.net, seeds.device, len(seeds)
-        plan, zero = self.plans(device).first, torch.zeros(1, dtype=torch.long, device=device)
+        plan, zero = self.plans(device).begin, torch.zeros(1, dtype=torch.long, device=device)
         start, states, mask = self.told(text, negative, lengths)
         rows, kind = len(mask), states.dtype
         kept = torch.zeros(len(net.blocks), 2, rows, net.heads, plan.ring.size, net.head_width, dtype=kind, device=device)
@@ -155,6 +162,9 @@ class GridWriter:
         (start, states, mask), plan = told, self.plans(setup.seeds.device).later
         number = torch.full_like(setup.first, plan.schedule.frame_step * first)
         changed = replace(setup, plan=plan, first=torch.full_like(setup.first, first), start=start, states=states, mask=mask)
+        if setup.plan.ring != plan.ring:  # frames lie at the same places in both
+            kept, parts = grown(setup.kept, plan.ring.size), grown(setup.parts, self.cells(plan).size)
+            changed = replace(changed, kept=kept, parts=parts)
         return changed, State(number)
 
     def sketch(self, sketch: Tensor | None, seeds: Tensor) -> Tensor | None:
@@ -205,6 +215,11 @@ class GridWriter:
         return x + self.net.places[slot.row, slot.column].to(x.dtype)
 
 
+def grown(ring: Tensor, size: int) -> Tensor:
+    """... n k -> ... size k: room for more frames; what nobody is to see stays behind all others."""
+    return F.pad(ring[..., :-1, :], (0, 0, 0, size - ring.shape[-2] + 1))
+
+
 class Choice:
     """The cells of one pass, one part of each after another."""
 
@@ -232,8 +247,8 @@ class Choice:
 
 
 class GridSampler:
-    """Whole clips, of any length. On a GPU passes are recorded, once for each size of batch, text and known frames; weights are
-    read where they lie."""
+    """Whole clips, of any length. On a GPU passes are recorded, once for each plan and size of batch, text and known frames;
+    weights are read where they lie."""
 
     def __init__(self, writer: GridWriter, recorded: bool = True) -> None:
         self.writer, self.records = writer, recorded
@@ -264,8 +279,8 @@ class GridSampler:
         with torch.no_grad():
             setup, state = self.writer.prepare(scenes[0][0], seeds, negative, wanted, known, sketch)
             told = [self.writer.told(text, negative, wanted) for text, _ in scenes[1:]]
-        counts, plans = [frames for _, frames in scenes], self.writer.plans(seeds.device)
-        if plans.first is not plans.later and counts[0] > 1:
+        counts = [frames for _, frames in scenes]
+        if self.writer.plans(seeds.device).first is not None and counts[0] > 1:
             counts, told = [1, counts[0] - 1, *counts[1:]], [(setup.start, setup.states, setup.mask), *told]
         return self.frames(setup, state, counts, told)
 
@@ -274,14 +289,14 @@ class GridSampler:
         self, setup: Setup, state: State, counts: Sequence[int], told: Sequence[tuple[Tensor, Tensor, Tensor]]
     ) -> Iterator[Tensor]:
         """So many of each scene, once all is prepared."""
-        grid, ring = setup.plan.grid, self.writer.cells(setup.plan)
-        self.drawing, done, area = (own := object()), 0, ring.rows * ring.slots
+        grid, done, area = setup.plan.grid, 0, math.prod(self.writer.net.grid[1:])
+        self.drawing = own = object()
         for scene, count in enumerate(counts):
             if scene:
                 setup, state = self.writer.go_on(setup, done, told[scene - 1])
-            schedule = setup.plan.schedule
+            schedule, ring, end = setup.plan.schedule, self.writer.cells(setup.plan), done + count
             recording = self.recorded(setup, state)
-            last = schedule.last(done + count - 1, grid) + (scene + 1 < len(counts))  # its last cell must be seen by others
+            last = schedule.last(end - 1, grid) + (scene + 1 < len(counts))  # its last cell must be seen by others
             for number in range(schedule.frame_step * done, last + 1):
                 if self.drawing is not own:
                     raise RuntimeError("this sampler has begun other clips before these were finished; use a sampler for each")
@@ -290,7 +305,7 @@ class GridSampler:
                 else:
                     recording.play()
                     setup = recording.setup
-                if number == schedule.last(done, grid):  # the next frame is finished
+                if done < end and number == schedule.last(done, grid):  # the next frame is finished
                     first = done % ring.frames * area
                     parts = setup.parts[:, first : first + area].clone().unflatten(1, (1, ring.rows, ring.slots))
                     done += 1
