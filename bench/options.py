@@ -1,4 +1,5 @@
-"""Which sampling options draw best what was held out? The oracle's verdict of the same captions and seeds under each of them.
+"""Which sampling options draw best what was held out? The oracle's verdict of the same captions and seeds under each of them;
+each caption has a seed of its own.
 
     python bench/options.py RUN [--n 256] [--checkpoint best] --tries as-it-is guidance=2 guidance=5,steps=32 ...
 
@@ -19,9 +20,10 @@ from draw import LOADERS
 
 import tessera
 from tessera.bench.timing import settle
-from tessera.config import UserError
+from tessera.config import Layer, UserError
 from tessera.data.synth import furniture_oracle
 from tessera.evals import clip_oracle, oracle
+from tessera.sampling.request import make_request
 from tessera.sampling.session import Session
 
 CHUNK = 64
@@ -65,7 +67,9 @@ def tried(session: Session, material: Any, words: str) -> str:
     pairs = [word.partition("=") for word in words.split(",")] if words != OWN else []
     options = {key: yaml.safe_load(value) for key, _, value in pairs}
     start = time.perf_counter()
-    made = session.sample(captions, seed=0, options={"chunk": CHUNK, **options})
+    changes = [Layer.of({"sample": {"chunk": CHUNK, **options}}, words)]
+    rows = [(caption, number) for number, caption in enumerate(captions)]  # noise of its own for each, as in an evaluation
+    made = session.draw_rows(rows, make_request(session.config.sample, captions, changes=changes))
     settle()
     seconds = time.perf_counter() - start
     found = JUDGES[session.recipe.medium](material, made, captions).as_dict()

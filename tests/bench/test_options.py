@@ -18,6 +18,7 @@ from tessera.evals.clip_material import load_clips
 from tessera.evals.material import load_material
 from tessera.evals.mesh_material import load_meshes
 from tessera.media.clips import Frames
+from tessera.sampling.request import Request
 from tessera.sampling.session import Session
 from tests.recipes.test_dalle2_drawing import run, session, workshop
 
@@ -34,19 +35,22 @@ def test_each_try_is_drawn_with_its_options_and_judged(
     run: Path, session: Session, options: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     real = load_material(session.config.data.at(32), most_train=1, most_held_out=4, seed=0).held_out
-    asked: list[tuple[list[str], dict[str, Any]]] = []
+    asked: list[list[tuple[str, int]]] = []
+    wanted: list[tuple[int, float, str]] = []
 
-    def sample(self: Session, prompts: list[str], *, seed: int, options: dict[str, Any]) -> list[Any]:
-        asked.append((prompts, options))
-        assert seed == 0
-        return list(real.pictures if options.get("guidance") == 2 else real.pictures[::-1])
+    def draw_rows(self: Session, rows: list[tuple[str, int]], request: Request) -> list[Any]:
+        asked.append(rows)
+        wanted.append((request.options.chunk, request.options.guidance, request.options.sampler))
+        return list(real.pictures if request.options.guidance == 2 else real.pictures[::-1])
 
-    monkeypatch.setattr(Session, "sample", sample)
+    monkeypatch.setattr(Session, "draw_rows", draw_rows)
     monkeypatch.setattr(sys, "argv", ["options.py", str(run), "--n", "4", "--tries", "as-it-is", "guidance=2,sampler=heun"])
     options.main()
     first, own, other = capsys.readouterr().out.splitlines()
     assert first == f"{len(real)} held-out captions"
-    assert asked == [(list(real.captions), {"chunk": 64}), (list(real.captions), {"chunk": 64, "guidance": 2, "sampler": "heun"})]
+    assert asked == [[(caption, seed) for seed, caption in enumerate(real.captions)]] * 2, "a seed for each, and the same in both"
+    config = session.config.sample
+    assert wanted == [(64, config.guidance, config.sampler), (64, 2, "heun")]
     assert other.startswith("guidance=2,sampler=heun ")
     assert "joint 100.0%" in other
     assert own.startswith("as-it-is ")
