@@ -15,7 +15,7 @@ from tessera.config import OptimConfig
 from tessera.contracts import Context, Loss, Nets, Turn
 from tessera.engine.dist import World
 from tessera.engine.state import TrainState
-from tessera.engine.step import Setting, train_step
+from tessera.engine.step import Setting, seed_generators, train_step
 
 MAKER = OptimConfig(
     lr=3e-3,
@@ -289,6 +289,13 @@ def test_dropout_is_a_function_of_seed_step_turn_and_micro_batch() -> None:
     assert [torch.equal(a, b) for a, b in zip(drawn, masks(ALONE, 3, 5), strict=True)] == [True] * 5
     others = [*drawn, *masks(ALONE, 4, 5), *masks(ALONE, 3, 6)]
     assert len({tuple(mask.tolist()) for mask in others}) == 15
+
+
+def test_seeding_is_that_of_torch() -> None:
+    torch.manual_seed(2**62 + 7)
+    theirs = torch.rand(8)
+    seed_generators(2**62 + 7, torch.device("cpu"))
+    assert torch.equal(torch.rand(8), theirs)
 
 
 def test_no_turn_due_is_refused() -> None:

@@ -83,7 +83,9 @@ def test_a_clip_depends_on_its_own_request_alone(session: Session) -> None:
     assert same(session.sample(scenes=STORY, seed=4), stories[2:])
 
 
-@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"top_k": 1}, {"guidance": 1.0}, {"guidance": 5.0}, {"top_p": 0.3}])
+@pytest.mark.parametrize(
+    "options", [{"temperature": 0.0}, {"top_k": 1}, {"guidance": 1.0}, {"guidance": 5.0}, {"top_p": 0.3}, {"min_p": 1.0}]
+)
 def test_every_option_of_the_choice_is_heard(session: Session, options: dict[str, Any]) -> None:
     assert not same(session.sample("left", options=options), session.sample("left"))
 

@@ -22,7 +22,6 @@ from tessera.generators.autoregressive.grid_model import GridAutoregressive
 from tessera.generators.autoregressive.grid_schedule import Schedule, Table, sequential, table_of, wavefront
 from tessera.generators.autoregressive.model import length_class
 from tessera.generators.autoregressive.sample import CHOICE, ChoiceConfig
-from tessera.nn.drawing import draw
 from tessera.nn.nearby import Grid, Ring, Slot, Window, window_of
 from tessera.nn.nearby_cross import CrossWindow, cross_window
 from tessera.randomness import mix_tensors, uniform
@@ -30,7 +29,7 @@ from tessera.recording import Recording, sampling_precision, shapes_of
 
 
 class GridSampleConfig(ChoiceConfig):
-    """How an autoregressive generator draws clips. Of a large vocabulary, top_k and top_p are for each digit."""
+    """How an autoregressive generator draws clips. Of a large vocabulary, top_k, top_p and min_p are for each digit."""
 
     order: Literal["auto", "sequential", "wavefront"] = "auto"
     """One cell after another, or all at once that do not see each other: the same clips in fewer passes, where the generator sees
@@ -122,7 +121,7 @@ class GridWriter:
     @property
     def guided(self) -> bool:
         """Whether there is a second branch."""
-        return self.config.guidance != 1
+        return self.config.guided
 
     def plans(self, device: torch.device) -> Plans:
         """Made once for each device."""
@@ -234,12 +233,8 @@ class Choice:
 
     def __call__(self, logits: Tensor) -> Tensor:
         """logits b m v or 2b m v -> one part of each cell, the same in both branches."""
-        config, index = self.writer.config, len(self.parts)
-        logits = logits[..., : self.writer.net.sizes[index]]
-        if self.writer.guided:
-            with_text, without = logits.chunk(2)
-            logits = without + config.guidance * (with_text - without)
-        part = draw(logits, self.numbers[..., index], config.temperature, config.top_p, config.top_k)
+        index = len(self.parts)
+        part = self.writer.config.choose(logits[..., : self.writer.net.sizes[index]], self.numbers[..., index])
         if self.given is not None:
             part = torch.where(self.given, self.known[..., index], part)
         self.parts.append(part)

@@ -40,6 +40,25 @@ class ChoiceConfig(Config):
     """Choose only among so many of the most probable tokens; 0: among all."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Choose only among the most probable tokens that together have this probability."""
+    min_p: float = Field(0.0, ge=0, le=1)
+    """Choose only among tokens that with the text, before guidance, are at least this many times as probable as the most probable
+    one. Guidance alone also lifts tokens that are improbable with the text, and still more so without it."""
+
+    @property
+    def guided(self) -> bool:
+        """Whether there is a second branch."""
+        return self.guidance != 1
+
+    def choose(self, logits: Tensor, numbers: Tensor, allowed: Tensor | None = None) -> Tensor:
+        """b ... v or, of two branches with text and without, 2b ... v -> b ...: one token a place, of the allowed ones."""
+        with_text, without = logits.chunk(2) if self.guided else (logits, None)
+        logits = with_text if without is None else without + self.guidance * (with_text - without)
+        if allowed is not None:
+            with_text, logits = with_text.masked_fill(~allowed, -math.inf), logits.masked_fill(~allowed, -math.inf)
+        if self.min_p:  # Li et al. 2022, "Contrastive decoding", section 3.3
+            least = with_text.amax(-1, keepdim=True) + math.log(self.min_p)
+            logits = logits.masked_fill(with_text < least, -math.inf)
+        return draw(logits, numbers, self.temperature, self.top_p, self.top_k)
 
 
 class AutoregressiveSampleConfig(ChoiceConfig):
@@ -120,7 +139,7 @@ class Writer:
     @property
     def guided(self) -> bool:
         """Whether there is a second branch."""
-        return self.config.guidance != 1
+        return self.config.guided
 
     @property
     def tokens(self) -> int:
@@ -180,13 +199,8 @@ class Group:
 
     def choose(self, logits: Tensor) -> Tensor:
         """logits b v or 2b v -> ids, the same in both branches."""
-        writer, config, place = self.writer, self.writer.config, len(self.ids)
-        if writer.guided:
-            with_text, without = logits.chunk(2)
-            logits = without + config.guidance * (with_text - without)
-        ids = draw(
-            logits.masked_fill(~self.allowed, -math.inf), self.numbers[:, place], config.temperature, config.top_p, config.top_k
-        )
+        writer, place = self.writer, len(self.ids)
+        ids = writer.config.choose(logits, self.numbers[:, place], self.allowed)
         ids = torch.where(self.given, self.known_ids[:, place], ids)
         ids = ids.masked_fill(self.ended, 0)
         self.begun, self.allowed = writer.constraint.step(self.begun, ids)

@@ -106,12 +106,14 @@ class Reconstruction:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """All that training needs of a batch: a recording ends here, so little is handed out of it."""
+    """All that training needs of a batch, as sums over valid meshes: a recording ends here, so little is handed out of it and the
+    host launches next to nothing behind it."""
 
-    scores: dict[str, Tensor]  # of `BinScores`, b f
-    terms: dict[str, Tensor]  # the quantizer's own, b f
-    mask: Tensor  # b f bool: faces in front of their mesh's end
-    sums: dict[str, Tensor]  # over vertices of valid meshes: what `follow` and the log read
+    total: Tensor  # over faces, with gradients: the divergence and the quantizer's own terms
+    weight: Tensor  # faces
+    scores: dict[str, Tensor]  # over faces, of `BinScores`
+    terms: dict[str, Tensor]  # over faces, the quantizer's own
+    sums: dict[str, Tensor]  # over vertices: what `follow` and the log read
 
 
 class GraphLayer(nn.Module):
@@ -263,10 +265,22 @@ class GraphTokenizer(nn.Module):
         self.register_buffer("latent_variance", torch.ones(config.quantizer.width))
 
     def forward(self, corners: Tensor, num_faces: Tensor, valid: Tensor, blur: float) -> Judged:
-        """There and back, compared with what went there, with gradients. valid: b, which meshes count among vertices."""
+        """There and back, compared with what went there, with gradients. valid: b, which meshes count."""
         made = self.reconstruct(corners, num_faces, valid)
+        scores = self.scores(made.logits, corners, blur)
         terms = {name: at_corners(term, made.graph).mean(-1) for name, term in made.quantized.terms.items()}
-        return Judged(self.scores(made.logits, corners, blur), terms, made.graph.mask, self.sums(made, valid))
+        counted = made.graph.mask & valid[:, None]
+
+        def summed(of_faces: Tensor) -> Tensor:
+            return torch.where(counted, of_faces, 0).sum()
+
+        return Judged(
+            total=summed(sum(terms.values(), scores["kl"])),
+            weight=counted.float().sum(),
+            scores={name: summed(score.detach()) for name, score in scores.items()},
+            terms={name: summed(term.detach()) for name, term in terms.items()},
+            sums=self.sums(made, valid),
+        )
 
     def reconstruct(self, corners: Tensor, num_faces: Tensor, valid: Tensor | None = None) -> Reconstruction:
         """There and back. valid: b, which meshes the quantizer's terms count; None counts all."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -17,7 +16,7 @@ from tessera.batches import MeshBatch
 from tessera.config import Config
 from tessera.contracts import Context, Loss, Nets
 from tessera.nn.quantizers import code_use
-from tessera.tokenizers.mesh.autoencoder import QUANTIZER, GraphTokenizer, Judged
+from tessera.tokenizers.mesh.autoencoder import QUANTIZER, GraphTokenizer
 
 
 class GraphLossConfig(Config):
@@ -37,31 +36,19 @@ class GraphLosses:
         """Reconstruct."""
         tokenizer = tokenizer_of(nets)
         made = tokenizer(batch.corners, batch.num_faces, batch.valid, self.terms.blur)
-        total = sum(made.terms.values(), made.scores["kl"])
-        facts = {name: fact.expand(total.shape) for name, fact in tokenizer.quantizer.facts().items()}
-        return summed(total, {**made.scores, **made.terms, **facts}, made, batch, made.sums)
+        facts = {name: fact * made.weight for name, fact in tokenizer.quantizer.facts().items()}
+        return Loss(made.total, made.weight, {**made.scores, **made.terms, **facts}, made.sums)
 
     def measure(self, nets: Nets, batch: MeshBatch, context: Context) -> Loss:
         """Validation. Of the quantizer's terms only the commitment: the entropy of a batch is no mean over faces."""
         made = tokenizer_of(nets)(batch.corners, batch.num_faces, batch.valid, self.terms.blur)
         commitments = {name: term for name, term in made.terms.items() if name == "commitment"}
-        return summed(made.scores["kl"], {**made.scores, **commitments}, made, batch, {"codes": made.sums["codes"]})
+        return Loss(made.scores["kl"], made.weight, {**made.scores, **commitments}, {"codes": made.sums["codes"]})
 
     @staticmethod
     def digest(stats: Mapping[str, Tensor]) -> dict[str, float]:
         """Codebook use from summed counts of vertices."""
         return code_use(stats["codes"])
-
-
-def summed(total: Tensor, parts: dict[str, Tensor], made: Judged, batch: MeshBatch, stats: dict[str, Tensor]) -> Loss:
-    """Numbers of faces, b f, to sums over the faces of valid meshes."""
-    counted = made.mask & batch.valid[:, None]
-    return Loss(
-        torch.where(counted, total, 0).sum(),
-        counted.float().sum(),
-        {name: torch.where(counted, part.detach(), 0).sum() for name, part in parts.items()},
-        stats,
-    )
 
 
 def tokenizer_of(nets: Nets) -> GraphTokenizer:
