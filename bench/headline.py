@@ -116,7 +116,7 @@ HEADLINES = {
     ),
     "nuwa": Headline(
         "nuwa", DIGITS, f"tokenizer.steps=2600 base.steps=4000 base.model.dropout=0.2 {CLIPS}",
-        (SURELY, JUDGED, f"{TRIED} min_p=0 min_p=0.05 guidance=1.5 guidance=3"),
+        (SURELY, JUDGED, f"{TRIED} min_share=0 min_share=0.05 guidance=1.5 guidance=3"),
         stage="tokenizer base", drawn=8, quick="tokenizer.steps=2 base.steps=2",
     ),
     "cvivit": Headline(

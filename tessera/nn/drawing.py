@@ -31,3 +31,8 @@ def nucleus(probs: Tensor, top_p: float) -> Tensor:
     ordered, places = probs.sort(dim=-1, descending=True, stable=True)
     outside = ordered.cumsum(-1) - ordered >= top_p  # of those before it, so that the first one always stays
     return probs.masked_fill(torch.zeros_like(outside).scatter(-1, places, outside), 0.0)
+
+
+def implausible(logits: Tensor, share: float) -> Tensor:
+    """... v bool: tokens less than `share` times as probable as the most probable one."""
+    return logits < logits.amax(-1, keepdim=True) + math.log(share)

@@ -153,8 +153,8 @@ def by_hand(logits: Tensor, number: float, temperature: float, top_k: int, top_p
         ({}, False), ({"guidance": 2.5}, False), ({"guidance": 2.5}, True), ({"guidance": 0.0}, True),
         ({"temperature": 0.3}, False), ({"temperature": 3.0}, False), ({"top_k": 2}, False), ({"top_p": 0.5}, False),
         ({"guidance": 2.5, "temperature": 1.4, "top_k": 5, "top_p": 0.9}, True),
-        ({"min_p": 0.6}, False), ({"min_p": 1.0, "guidance": 4.0}, False), ({"min_p": 0.6, "guidance": 0.0}, True),
-        ({"min_p": 0.5, "guidance": 2.5, "top_k": 5, "top_p": 0.9}, True),
+        ({"min_share": 0.6}, False), ({"min_share": 0.99, "guidance": 4.0}, False), ({"min_share": 0.6, "guidance": 0.0}, True),
+        ({"min_share": 0.5, "guidance": 2.5, "top_k": 5, "top_p": 0.9}, True),
     ],
     ids=str,
 )  # fmt: skip
@@ -176,7 +176,7 @@ def test_every_token_is_chosen_as_asked(options: dict[str, Any], negated: bool) 
             numbers = uniform(sampling.CHOICE, mix_tensors(seeds[row : row + 1], index), 9)[0].tolist()
             for place in range(9):
                 sure = yes[row, face, place].double().masked_fill(~allowed[0], -math.inf).softmax(-1)  # without guidance
-                possible = logits[row, face, place].masked_fill((sure < config.min_p * sure.max()) | ~allowed[0], -math.inf)
+                possible = logits[row, face, place].masked_fill((sure < config.min_share * sure.max()) | ~allowed[0], -math.inf)
                 token = by_hand(possible, numbers[place], config.temperature, config.top_k, config.top_p)
                 assert token == (BINS if face == length else found[row, face, place]), (row, face, place)
                 if face == length:

@@ -37,7 +37,7 @@ def test_a_ring_is_the_whole_network_and_both_branches_are_what_they_should_be(n
     greedy, logits = watched(net, text, seeds, frames, order=order, guidance=2.5, temperature=0)
     guided = logits[2:] + 2.5 * (logits[:2] - logits[2:])
     assert torch.equal(greedy.view(guided.shape[:-1]), guided.argmax(-1))
-    greedy, logits = watched(net, text, seeds, frames, order=order, guidance=9.0, temperature=0, min_p=0.7)
+    greedy, logits = watched(net, text, seeds, frames, order=order, guidance=9.0, temperature=0, min_share=0.7)
     sure, guided = logits[:2].softmax(-1), logits[2:] + 9.0 * (logits[:2] - logits[2:])
     plausible = guided.masked_fill(sure < 0.7 * sure.amax(-1, keepdim=True), -torch.inf)
     assert torch.equal(greedy.view(guided.shape[:-1]), plausible.argmax(-1))
@@ -51,7 +51,7 @@ def test_a_wavefront_draws_what_one_cell_after_another_draws(near: str, codes: i
     net, text, seeds = generator(near, codes, depth=3), words(3), torch.tensor([1, 2, 3])
     given = {"known": clips(3, 2, codes), "lengths": torch.tensor([0, 4, 9])}
     for more in (None, given):
-        options = {"guidance": guidance, "top_p": 0.9, "top_k": 5, "min_p": 0.2}
+        options = {"guidance": guidance, "top_p": 0.9, "top_k": 5, "min_share": 0.2}
         slow, slow_logits = watched(net, text, seeds, 6, more, order="sequential", **options)
         fast, fast_logits = watched(net, text, seeds, 6, more, order="wavefront", **options)
         torch.testing.assert_close(fast_logits, slow_logits, rtol=0, atol=1e-5)

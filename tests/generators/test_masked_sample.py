@@ -17,8 +17,8 @@ from tessera.batches import TextStates
 from tessera.generators.masked.model import Low
 from tessera.generators.masked.order import halton_order, lowest, num_revealed
 from tessera.generators.masked.replay import GraphedSampler
-from tessera.generators.masked.sample import Drawer, MaskedSampleConfig, Setup, State, implausible, sample
-from tessera.nn.drawing import draw, nucleus
+from tessera.generators.masked.sample import Drawer, MaskedSampleConfig, Setup, State, sample
+from tessera.nn.drawing import draw, implausible, nucleus
 from tessera.recording import cloned, copy_tensors, tensors_of
 from tessera.text.bytes import read_bytes
 from tests.generators.masked_toys import GRID, VOCABULARY, critic, encoder, generator, random_text

@@ -178,7 +178,7 @@ def test_more_than_the_first_buffer_holds(runs: dict[str, Path]) -> None:
 
 
 CHANGES = [{"options": {name: value}} for name, value in (
-    ("temperature", 0.0), ("temperature", 2.0), ("top_k", 1), ("top_p", 0.1), ("min_p", 1.0), ("guidance", 1.0),
+    ("temperature", 0.0), ("temperature", 2.0), ("top_k", 1), ("top_p", 0.1), ("min_share", 0.99), ("guidance", 1.0),
     ("guidance", 9.0), ("faces", 3),
 )]  # fmt: skip
 

@@ -84,7 +84,7 @@ def test_a_clip_depends_on_its_own_request_alone(session: Session) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"temperature": 0.0}, {"top_k": 1}, {"guidance": 1.0}, {"guidance": 5.0}, {"top_p": 0.3}, {"min_p": 1.0}]
+    "options", [{"temperature": 0.0}, {"top_k": 1}, {"guidance": 1.0}, {"guidance": 5.0}, {"top_p": 0.3}, {"min_share": 0.99}]
 )
 def test_every_option_of_the_choice_is_heard(session: Session, options: dict[str, Any]) -> None:
     assert not same(session.sample("left", options=options), session.sample("left"))

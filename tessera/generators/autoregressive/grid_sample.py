@@ -29,7 +29,7 @@ from tessera.recording import Recording, sampling_precision, shapes_of
 
 
 class GridSampleConfig(ChoiceConfig):
-    """How an autoregressive generator draws clips. Of a large vocabulary, top_k, top_p and min_p are for each digit."""
+    """How an autoregressive generator draws clips. Of a large vocabulary, top_k, top_p and min_share are for each digit."""
 
     order: Literal["auto", "sequential", "wavefront"] = "auto"
     """One cell after another, or all at once that do not see each other: the same clips in fewer passes, where the generator sees

@@ -20,7 +20,7 @@ from tessera.batches import TextStates
 from tessera.config import Config
 from tessera.contracts import Constraint
 from tessera.generators.autoregressive.model import PREFIX, Autoregressive, length_class
-from tessera.nn.drawing import draw
+from tessera.nn.drawing import draw, implausible
 from tessera.randomness import mix_tensors, uniform
 from tessera.recording import Recording, mapped, sampling_precision, shapes_of
 
@@ -40,9 +40,8 @@ class ChoiceConfig(Config):
     """Choose only among so many of the most probable tokens; 0: among all."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Choose only among the most probable tokens that together have this probability."""
-    min_p: float = Field(0.0, ge=0, le=1)
-    """Choose only among tokens that with the text, before guidance, are at least this many times as probable as the most probable
-    one. Guidance alone also lifts tokens that are improbable with the text, and still more so without it."""
+    min_share: float = Field(0.0, ge=0, lt=1)
+    """Leave out tokens that, given the text, are less than this share as probable as the most probable one."""
 
     @property
     def guided(self) -> bool:
@@ -50,14 +49,14 @@ class ChoiceConfig(Config):
         return self.guidance != 1
 
     def choose(self, logits: Tensor, numbers: Tensor, allowed: Tensor | None = None) -> Tensor:
-        """b ... v or, of two branches with text and without, 2b ... v -> b ...: one token a place, of the allowed ones."""
+        """b ... v or, of two branches with text and without, 2b ... v -> b ...: one token a place, of the allowed ones.
+        What is implausible given the text is left out, or guidance would lift it where it is still less so without."""
         with_text, without = logits.chunk(2) if self.guided else (logits, None)
         logits = with_text if without is None else without + self.guidance * (with_text - without)
         if allowed is not None:
             with_text, logits = with_text.masked_fill(~allowed, -math.inf), logits.masked_fill(~allowed, -math.inf)
-        if self.min_p:  # Li et al. 2022, "Contrastive decoding", section 3.3
-            least = with_text.amax(-1, keepdim=True) + math.log(self.min_p)
-            logits = logits.masked_fill(with_text < least, -math.inf)
+        if self.min_share:
+            logits = logits.masked_fill(implausible(with_text, self.min_share), -math.inf)
         return draw(logits, numbers, self.temperature, self.top_p, self.top_k)
 
 

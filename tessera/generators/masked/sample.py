@@ -20,7 +20,7 @@ from tessera.config import Config
 from tessera.generators.masked.critic import judge
 from tessera.generators.masked.model import MaskedTransformer
 from tessera.generators.masked.order import halton_ranks, lowest, num_revealed
-from tessera.nn.drawing import draw
+from tessera.nn.drawing import draw, implausible
 from tessera.randomness import mix, mix_tensors, uniform
 
 CHOICE, NOISE = 21, 22  # streams of random numbers
@@ -193,11 +193,6 @@ def sample(
     for _ in range(config.steps):
         state = drawer.step_once(setup, state)
     return state.ids
-
-
-def implausible(logits: Tensor, share: float) -> Tensor:
-    """... v bool: tokens less than `share` times as probable as the most probable one."""
-    return logits < logits.amax(-1, keepdim=True) + math.log(share)
 
 
 def gumbel(keys: Tensor, size: int) -> Tensor:

@@ -44,7 +44,7 @@ class Preset(Config):
     masked: MaskedBaseConfig
     masked_sample: MaskedClipSampleConfig = MaskedClipSampleConfig()
     autoregressive: AutoregressiveBaseConfig
-    autoregressive_sample: AutoregressiveClipSampleConfig = AutoregressiveClipSampleConfig(temperature=0.9, min_p=0.1)
+    autoregressive_sample: AutoregressiveClipSampleConfig = AutoregressiveClipSampleConfig(temperature=0.9, min_share=0.1)
 
 
 def tiny() -> Preset:
