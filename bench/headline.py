@@ -59,7 +59,7 @@ class Headline:
 CLIPS = "data.start=first data.workers=4 engine.validate_every_steps=1000 engine.preview_every_steps=5000"
 FRAMES = " ".join(f"base.loss.frames.{name}_prob={prob}" for name, prob in
                   {"prefix": 0.1, "between": 0.05, "later": 0.1, "shorter": 0.05}.items())  # fmt: skip
-DIGITS, SHAPES, FURNITURE = "digits --n 48000", "shapes --n 40000 --max-shapes 2", "furniture --n 20000"
+DIGITS, SHAPES, FURNITURE = "digits --n 36000", "shapes --n 40000 --max-shapes 2", "furniture --n 20000"
 MESHES = "base.model.dropout=0.1 engine.validate_every_steps=500"
 SPRITES = (
     "data.frames=13 data.start=first data.validation_fraction=0.1 text.length=160 base.steps=900 base.model.dropout=0.3 "
