@@ -138,7 +138,7 @@ HEADLINES = {
         "dalle2", SHAPES,
         "embedder.steps=1000 prior.steps=3000 prior.optim.lr=1e-3 base.steps=4000 base.optim.lr=8e-4 upsampler1.steps=1500 "
         f"upsampler1.optim.lr=8e-4 {CASCADE}",
-        ("bench/cascade.py RUN --n 256", "evaluate RUN --n 512"), drawn=8,
+        ("bench/cascade.py RUN --n 256 --samplers euler dpm", "evaluate RUN --n 512"), drawn=8,
         quick="embedder.steps=2 prior.steps=2 base.steps=2 upsampler1.steps=2",
     ),
     "flow": processed("flow"),
