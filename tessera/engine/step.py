@@ -239,7 +239,7 @@ def seed_dropout(state: TrainState, turn: int, micro: int, world: World) -> None
 
 def seed_generators(seed: int, device: torch.device) -> None:
     """`torch.manual_seed` for the host and this device alone. Torch seeds devices of every kind: for those that are not there it
-    writes down who asked, which takes 0.3 ms, and of a small net's step that is a twentieth."""
+    writes down who asked, which takes 0.3 ms, twice in every step (bench/RESULTS.md)."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index].manual_seed(seed)

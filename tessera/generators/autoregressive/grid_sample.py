@@ -118,11 +118,6 @@ class GridWriter:
         self.net, self.config, self.bf16 = net, config, bf16
         self.made: dict[torch.device, Plans] = {}
 
-    @property
-    def guided(self) -> bool:
-        """Whether there is a second branch."""
-        return self.config.guided
-
     def plans(self, device: torch.device) -> Plans:
         """Made once for each device."""
         if device not in self.made:
@@ -146,7 +141,7 @@ class GridWriter:
 
     def told(self, text: TextStates, negative: TextStates | None, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What rows start with, states and mask of the text, of all branches."""
-        if self.guided:
+        if self.config.guided:
             none = text.without(torch.ones_like(text.mask[:, 0])) if negative is None else negative
             text, lengths = text.joined(none), torch.cat([lengths, lengths])
         with sampling_precision(lengths.device, self.bf16):
@@ -173,7 +168,7 @@ class GridWriter:
             return None
         if sketch is None:
             sketch = seeds.new_full((len(seeds), 1, *net.grid[1:], *((net.codes,) if net.codes else ())), net.nothing)
-        both = torch.cat([sketch, torch.full_like(sketch, net.nothing)]) if self.guided else sketch
+        both = torch.cat([sketch, torch.full_like(sketch, net.nothing)]) if self.config.guided else sketch
         return net.split_sketch(both).flatten(1, 3)
 
     def cells(self, plan: Plan) -> Ring:
@@ -209,7 +204,7 @@ class GridWriter:
     def embed(self, setup: Setup, parts: Tensor, slot: Slot) -> Tensor:
         """b m p, the cells to the left -> b or 2b, m d."""
         vectors = self.net.embed_parts(parts)[0].to(setup.start.dtype)
-        vectors = torch.cat([vectors, vectors]) if self.guided else vectors
+        vectors = torch.cat([vectors, vectors]) if self.config.guided else vectors
         x = torch.where((slot.column > 0)[:, None], vectors, setup.start[:, None])
         return x + self.net.places[slot.row, slot.column].to(x.dtype)
 
@@ -238,7 +233,7 @@ class Choice:
         if self.given is not None:
             part = torch.where(self.given, self.known[..., index], part)
         self.parts.append(part)
-        return torch.cat([part, part]) if self.writer.guided else part
+        return torch.cat([part, part]) if self.writer.config.guided else part
 
 
 class GridSampler:

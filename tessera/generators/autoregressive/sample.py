@@ -136,11 +136,6 @@ class Writer:
     bf16: bool = False
 
     @property
-    def guided(self) -> bool:
-        """Whether there is a second branch."""
-        return self.config.guided
-
-    @property
     def tokens(self) -> int:
         """Of a group."""
         return math.prod(self.net.group)
@@ -150,7 +145,7 @@ class Writer:
     ) -> tuple[Setup, State]:
         """Everything on the device, up to the last place before the first group."""
         net, device, size = self.net, seeds.device, len(seeds)
-        if self.guided:
+        if self.config.guided:
             none = text.without(torch.ones(size, dtype=torch.bool, device=device)) if negative is None else negative
             text, lengths = text.joined(none), torch.cat([lengths, lengths])
         with sampling_precision(device, self.bf16):
@@ -207,7 +202,7 @@ class Group:
             self.ended = self.ended | (ids == writer.net.end)
             ids = ids.masked_fill(self.ended, 0)
         self.ids.append(ids)
-        return torch.cat([ids, ids]) if writer.guided else ids
+        return torch.cat([ids, ids]) if writer.config.guided else ids
 
 
 class Sampler:
@@ -275,7 +270,7 @@ class Sampler:
         if smaller >= size:
             return rows, setup, state
         kept = torch.cat([alive, alive[:1].expand(smaller - len(alive))])
-        both = torch.cat([kept, kept + size]) if self.writer.guided else kept
+        both = torch.cat([kept, kept + size]) if self.writer.config.guided else kept
         ended = torch.arange(smaller, device=kept.device) >= len(alive)  # copies that fill up
         setup = replace(
             setup,

@@ -109,10 +109,9 @@ class Judged:
     """All that training needs of a batch, as sums over valid meshes: a recording ends here, so little is handed out of it and the
     host launches next to nothing behind it."""
 
-    total: Tensor  # over faces, with gradients: the divergence and the quantizer's own terms
     weight: Tensor  # faces
-    scores: dict[str, Tensor]  # over faces, of `BinScores`
-    terms: dict[str, Tensor]  # over faces, the quantizer's own
+    scores: dict[str, Tensor]  # over faces, of `BinScores`, with gradients
+    terms: dict[str, Tensor]  # over faces, the quantizer's own, with gradients
     sums: dict[str, Tensor]  # over vertices: what `follow` and the log read
 
 
@@ -275,10 +274,9 @@ class GraphTokenizer(nn.Module):
             return torch.where(counted, of_faces, 0).sum()
 
         return Judged(
-            total=summed(sum(terms.values(), scores["kl"])),
             weight=counted.float().sum(),
-            scores={name: summed(score.detach()) for name, score in scores.items()},
-            terms={name: summed(term.detach()) for name, term in terms.items()},
+            scores={name: summed(score) for name, score in scores.items()},
+            terms={name: summed(term) for name, term in terms.items()},
             sums=self.sums(made, valid),
         )
 

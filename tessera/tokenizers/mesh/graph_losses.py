@@ -36,8 +36,10 @@ class GraphLosses:
         """Reconstruct."""
         tokenizer = tokenizer_of(nets)
         made = tokenizer(batch.corners, batch.num_faces, batch.valid, self.terms.blur)
+        total = sum(made.terms.values(), made.scores["kl"])
         facts = {name: fact * made.weight for name, fact in tokenizer.quantizer.facts().items()}
-        return Loss(made.total, made.weight, {**made.scores, **made.terms, **facts}, made.sums)
+        parts = {name: part.detach() for name, part in {**made.scores, **made.terms, **facts}.items()}
+        return Loss(total, made.weight, parts, made.sums)
 
     def measure(self, nets: Nets, batch: MeshBatch, context: Context) -> Loss:
         """Validation. Of the quantizer's terms only the commitment: the entropy of a batch is no mean over faces."""
