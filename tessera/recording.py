@@ -7,17 +7,19 @@ How nets are recorded for training stands in `engine/replay.py`.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 WARM_UP_STEPS = 3  # libraries choose kernels and take workspaces in their first calls, which must not be recorded
 
 Setup = TypeVar("Setup")
 State = TypeVar("State")
+Net = TypeVar("Net", bound=nn.Module)
 
 
 class Recording(Generic[Setup, State]):
@@ -49,6 +51,21 @@ class Recording(Generic[Setup, State]):
 def sampling_precision(device: torch.device, bf16: bool) -> contextlib.AbstractContextManager[Any]:
     """Around a step: bf16 where it is asked for. A cached cast would outlive a recording that made it, so nothing is cached."""
     return torch.autocast(device.type, torch.bfloat16, cache_enabled=False) if bf16 else contextlib.nullcontext()
+
+
+class Lean(Generic[Net]):
+    """A net for many small passes, in its own precision or in bf16. Those in bf16 go through a copy: autocast would cast all
+    weights anew in each of them, which takes longer than what is then computed."""
+
+    def __init__(self, net: Net, bf16: bool = False) -> None:
+        self.net, self.bf16 = net, bf16
+        self.passes = copy.deepcopy(net).requires_grad_(False).to(torch.bfloat16) if bf16 else net  # what passes call
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Takes over the weights as they are now. They stay where they are, so recordings go on reading them."""
+        if self.bf16:
+            torch._foreach_copy_(list(self.passes.parameters()), list(self.net.parameters()))
 
 
 def shapes_of(*items: Any) -> tuple[Any, ...]:

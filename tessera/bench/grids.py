@@ -27,6 +27,7 @@ from tessera.nn import nearby
 from tessera.nn.nearby import NearbyConfig
 from tessera.nn.quantizers import FSQConfig
 from tessera.recipes.precision import full_precision
+from tessera.recording import Lean
 from tessera.text.bytes import ByteEncoder, ByteTextConfig
 from tessera.tokenizers.video.frames import FramesConfig
 from tessera.tokenizers.video.model import VideoTokenizer
@@ -195,7 +196,7 @@ def sample_case(data: Path | None) -> dict[str, Any]:
     """One frame of one clip with guidance, by wavefront, from bytes to pixels. Operations are not counted: what is timed are
     launches and small products."""
     net, encoder, nets = ready_to_draw()
-    picture, sampler = tokenizer(), GridSampler(GridWriter(net, DRAW, device().type == "cuda"))
+    picture, sampler = tokenizer(), GridSampler(GridWriter(Lean(net, device().type == "cuda"), DRAW))
     text, seeds, shape = captions(1), torch.arange(1, device=device()), (1, *grid()[1:])
 
     def call() -> Tensor:
@@ -219,7 +220,7 @@ def decode_case(data: Path | None) -> dict[str, Any]:
     rows: dict[str, dict[int, Any]] = {name: {} for name in ORDERS}
     for name, (config, graphs) in ORDERS.items():
         frames = grid()[0] if graphs else 1
-        writer = GridWriter(net, config, device().type == "cuda")
+        writer = GridWriter(Lean(net, device().type == "cuda"), config)
         for num in sizes:
             sampler = GridSampler(writer, recorded=graphs)  # anew: a recording keeps its buffers
             rows[name][num] = timed_order(sampler, encoder(captions(num)), num, frames)

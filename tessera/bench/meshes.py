@@ -28,6 +28,7 @@ from tessera.generators.autoregressive.stage import AutoregressiveStageConfig, b
 from tessera.generators.autoregressive.stage import build_stage as build_autoregressive
 from tessera.recipes.meshgpt.config import MeshGPTConfig
 from tessera.recipes.meshgpt.tokens import sequences, tokens_of
+from tessera.recording import Lean
 from tessera.text.encoders import NoTextReader
 from tessera.tokenizers.mesh.coordinates import Coordinates
 from tessera.tokenizers.mesh.graph_stage import GraphTokenizerStageConfig
@@ -126,7 +127,7 @@ def timed_sampling(num: int, faces: int) -> dict[str, Any]:
     net.head.weight.mul_(0.01)
     net.head.bias.copy_(-torch.arange(len(net.head.bias)))  # low tokens: no mesh climbs to the top and ends before its last face
     sampler = Sampler(
-        Writer(net, AutoregressiveSampleConfig(guidance=1.0), Coordinates(BINS).constraint, device().type == "cuda")
+        Writer(Lean(net, device().type == "cuda"), AutoregressiveSampleConfig(guidance=1.0), Coordinates(BINS).constraint)
     )
     text, seeds = TextStates.none(num, TEXT_WIDTH).to(device()), torch.arange(num, device=device())
     made: list[int] = []

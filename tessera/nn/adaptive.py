@@ -23,15 +23,15 @@ class AdaptiveBlock(nn.Module):
         self.dropout = dropout
 
     def forward(
-        self, x: Tensor, context: Tensor | None, mask: Tensor | None, condition: Tensor, angles: Tensor,
+        self, x: Tensor, context: Tensor | None, mask: Tensor | None, condition: Tensor, turns: Tensor,
         present: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """x b n d, context b m c, mask b m, condition b s d with s of `num_shifts`, angles n k; present b n, True where a token
+        """x b n d, context b m c, mask b m, condition b s d with s of `num_shifts`, turns 2 n k; present b n, True where a token
         may be seen, None: all"""
         table = self.table.to(condition.dtype)
         shifts = list((condition + table)[:, :, None].unbind(1))
         shift, scale, gate = shifts[:3]
-        x = x + gate * self._drop(self.attention(self.norm1(x) * (1 + scale) + shift, mask=present, angles=angles))
+        x = x + gate * self._drop(self.attention(self.norm1(x) * (1 + scale) + shift, mask=present, turns=turns))
         if self.cross is not None:
             shift, scale, gate = shifts[3:6]
             x = x + gate * self._drop(self.cross(self.norm2(x) * (1 + scale) + shift, context, mask))

@@ -45,21 +45,37 @@ class Attention(nn.Module):
         self.out = linear(width, width)
 
     def forward(
-        self, x: Tensor, context: Tensor | None = None, mask: Tensor | None = None, angles: Tensor | None = None
+        self, x: Tensor, context: Tensor | None = None, mask: Tensor | None = None, turns: Tensor | None = None
     ) -> Tensor:
-        """x b n d; context b m c, else x itself; mask b m, True where a key may be seen; angles n d/2 turn queries and keys."""
-        query, key, value = self.project(x, context, angles)
+        """x b n d; context b m c, else x itself; mask b m, True where a key may be seen; turns 2 n k turn queries and keys."""
+        query, key, value = self.project(x, context, turns)
+        return self.attend(query, key, value, mask)
+
+    def project(self, x: Tensor, context: Tensor | None, turns: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, b h n k each."""
+        query, (key, value) = self.asked(x), self.offered(x if context is None else context)
+        if turns is not None:
+            query, key = rotate(query, turns), rotate(key, turns)
+        return query, key.to(query.dtype), value.to(query.dtype)
+
+    def asked(self, x: Tensor) -> Tensor:
+        """b n d -> queries b h n k"""
+        return self.query_norm(self._by_head(self.query(x)))
+
+    def offered(self, context: Tensor) -> tuple[Tensor, Tensor]:
+        """b m c -> keys and values b h m k"""
+        key, value = (self._by_head(part) for part in self.key_value(context).chunk(2, dim=-1))
+        return self.key_norm(key), value
+
+    def recall(self, x: Tensor, kept: Tensor, mask: Tensor) -> Tensor:
+        """x b n d looks at a context whose keys and values (2 b h m k, of `offered`) were kept; mask b m."""
+        key, value = kept.unbind(0)
+        return self.attend(self.asked(x), key, value, mask)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        """b h n k each, mask b m -> b n d"""
         allowed = None if mask is None else mask[:, None, None, :]
         return self.join(F.scaled_dot_product_attention(query, key, value, attn_mask=allowed))
-
-    def project(self, x: Tensor, context: Tensor | None, angles: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, b h n k each."""
-        query = self.query_norm(self._by_head(self.query(x)))
-        key, value = (self._by_head(part) for part in self.key_value(x if context is None else context).chunk(2, dim=-1))
-        key = self.key_norm(key)
-        if angles is not None:
-            query, key = rotate(query, angles), rotate(key, angles)
-        return query, key.to(query.dtype), value.to(query.dtype)
 
     def join(self, seen: Tensor) -> Tensor:
         """b h n k -> b n d"""
@@ -73,15 +89,15 @@ class CausalAttention(Attention):
     """Each place sees itself and those before it. `step` does one place at a time, and keeps keys and values of the others."""
 
     def forward(
-        self, x: Tensor, context: Tensor | None = None, mask: Tensor | None = None, angles: Tensor | None = None
+        self, x: Tensor, context: Tensor | None = None, mask: Tensor | None = None, turns: Tensor | None = None
     ) -> Tensor:
-        """x b n d, angles n d/2; there is no context, and no mask but the order."""
-        query, key, value = self.project(x, None, angles)
+        """x b n d, turns 2 n k; there is no context, and no mask but the order."""
+        query, key, value = self.project(x, None, turns)
         return self.join(F.scaled_dot_product_attention(query, key, value, is_causal=True))
 
-    def step(self, x: Tensor, angles: Tensor, kept: Tensor, place: Tensor) -> Tensor:
-        """x b 1 d at a place (1 int64) whose angles are 1 d/2; kept 2 b h n k is written there, and not seen behind it."""
-        query, key, value = self.project(x, None, angles)
+    def step(self, x: Tensor, turns: Tensor, kept: Tensor, place: Tensor) -> Tensor:
+        """x b 1 d at a place (1 int64) whose turns are 2 1 k; kept 2 b h n k is written there, and not seen behind it."""
+        query, key, value = self.project(x, None, turns)
         kept.index_copy_(3, place, torch.stack([key, value]).to(kept.dtype))
         seen, (key, value) = torch.arange(kept.shape[3], device=x.device) <= place, kept.to(query.dtype).unbind(0)
         return self.join(F.scaled_dot_product_attention(query, key, value, attn_mask=seen[None]))
@@ -109,9 +125,9 @@ class EncoderBlock(nn.Module):
         self.norm1, self.norm2 = RMSNorm(width), RMSNorm(width)
         self.attention, self.feed_forward = Attention(width, heads), FeedForward(width)
 
-    def forward(self, x: Tensor, mask: Tensor | None, angles: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None, turns: Tensor) -> Tensor:
         """b n d -> b n d"""
-        x = x + self.attention(self.norm1(x), mask=mask, angles=angles)
+        x = x + self.attention(self.norm1(x), mask=mask, turns=turns)
         return x + self.feed_forward(self.norm2(x))
 
 

@@ -249,13 +249,13 @@ def block_mask(reach: Reach, grid: Grid, device: torch.device) -> BlockMask:
 class NearbyAttention(Attention):
     """Attention of a grid to itself."""
 
-    def look(self, x: Tensor, angles: Tensor, sight: Sight) -> Tensor:
-        """x b n d, all slots of a grid; angles n k"""
-        return self.join(sight(*self.project(x, None, angles)))
+    def look(self, x: Tensor, turns: Tensor, sight: Sight) -> Tensor:
+        """x b n d, all slots of a grid; turns 2 n k"""
+        return self.join(sight(*self.project(x, None, turns)))
 
-    def step(self, x: Tensor, angles: Tensor, kept: Tensor, places: Tensor, view: View) -> Tensor:
-        """x b m d, some slots whose angles are m k; kept 2 b h n k is written at their places (m) before anything is seen."""
-        query, key, value = self.project(x, None, angles)
+    def step(self, x: Tensor, turns: Tensor, kept: Tensor, places: Tensor, view: View) -> Tensor:
+        """x b m d, some slots whose turns are 2 m k; kept 2 b h n k is written at their places (m) before anything is seen."""
+        query, key, value = self.project(x, None, turns)
         kept.index_copy_(3, places, torch.stack([key, value]).to(kept.dtype))
         return self.join(view(query, kept))
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tessera.nn.attention import Attention, RMSNorm
 from tessera.nn.nearby import Grid, Slot, attend_alone, listed
-from tessera.nn.positions import rotary_angles, rotate
+from tessera.nn.positions import rotary_turns, rotate
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,8 @@ class Beside:
 
     cells: Tensor  # b t n c: n cells of a frame
     seen: Tensor  # s n bool: s slots of a frame
-    slot_angles: Tensor  # s k
-    cell_angles: Tensor  # n k
+    slot_turns: Tensor  # 2 s k
+    cell_turns: Tensor  # 2 n k
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class BesideSome:
 
     cells: Tensor  # b m k c
     seen: Tensor  # m k bool
-    slot_angles: Tensor  # m k
-    cell_angles: Tensor  # m k k
+    slot_turns: Tensor  # 2 m k
+    cell_turns: Tensor  # 2 m k k
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +57,14 @@ def cross_window(size: int, grid: Grid, device: torch.device) -> CrossWindow:
     return CrossWindow(*listed(seen_cells(size, grid, device)))
 
 
-def slot_angles(slot: Slot, width: int) -> Tensor:
+def slot_turns(slot: Slot, width: int) -> Tensor:
     """... -> ... k: of a slot, where the cell is that it guesses."""
-    return rotary_angles(torch.stack([slot.row, slot.column], dim=-1), width)
+    return rotary_turns(torch.stack([slot.row, slot.column], dim=-1), width)
 
 
-def cell_angles(cell: Tensor, columns: int, width: int) -> Tensor:
+def cell_turns(cell: Tensor, columns: int, width: int) -> Tensor:
     """... -> ... k"""
-    return rotary_angles(torch.stack([cell // columns, cell % columns], dim=-1), width)
+    return rotary_turns(torch.stack([cell // columns, cell % columns], dim=-1), width)
 
 
 class NearbyCross(Attention):
@@ -80,7 +80,7 @@ class NearbyCross(Attention):
         batch, steps = beside.cells.shape[:2]
         parts = self.project(self.norm(x), beside.cells.flatten(1, 2), None)
         query, key, value = (rearrange(part, "b h (t n) k -> (b t) h n k", t=steps) for part in parts)
-        query, key = rotate(query, beside.slot_angles), rotate(key, beside.cell_angles)
+        query, key = rotate(query, beside.slot_turns), rotate(key, beside.cell_turns)
         found = F.scaled_dot_product_attention(query, key, value, attn_mask=beside.seen)
         return self.join(rearrange(found, "(b t) h n k -> b h (t n) k", b=batch))
 
@@ -88,5 +88,5 @@ class NearbyCross(Attention):
         """x b m d, some slots."""
         query, key, value = self.project(self.norm(x), beside.cells.flatten(1, 2), None)
         key, value = (part.unflatten(2, beside.seen.shape) for part in (key, value))
-        query, key = rotate(query, beside.slot_angles), rotate(key, beside.cell_angles)
+        query, key = rotate(query, beside.slot_turns), rotate(key, beside.cell_turns)
         return self.join(attend_alone(query, key, value, beside.seen))

@@ -16,19 +16,22 @@ def grid_coordinates(shape: Sequence[int], device: torch.device | None = None) -
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
 
 
-def rotary_angles(coordinates: Tensor, width: int, base: float = BASE) -> Tensor:
-    """n a -> n width/2: each axis turns an equal share of the pairs of channels, at geometric frequencies (Su et al. 2021)."""
+def rotary_turns(coordinates: Tensor, width: int, base: float = BASE) -> Tensor:
+    """n a -> 2 n width, what `rotate` multiplies by: each axis turns an equal share of the pairs of channels, at geometric
+    frequencies (Su et al. 2021). Made once, for all layers."""
     axes = coordinates.shape[-1]
     share = width // 2 // axes
     if share == 0:
         raise ValueError(f"heads of width {width} have {width // 2} pairs of channels; {axes} axes need at least one each")
     frequencies = base ** -(torch.arange(share, device=coordinates.device) / share)
     angles = (coordinates.float()[..., None] * frequencies).flatten(-2)
-    return torch.nn.functional.pad(angles, (0, width // 2 - axes * share))  # what is left over does not turn
+    angles = torch.nn.functional.pad(angles, (0, width // 2 - axes * share))  # what is left over does not turn
+    cos, sin = angles.cos(), angles.sin()
+    return torch.stack([torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)])
 
 
-def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """... n d with pairs (i, i + d/2) turned by n d/2 angles; products of two such vectors depend on differences alone."""
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+def rotate(x: Tensor, turns: Tensor) -> Tensor:
+    """... n d with pairs (i, i + d/2) turned by 2 n d; products of two such vectors depend on differences alone."""
+    cos, sin = turns.to(x.dtype).unbind()
     left, right = x.chunk(2, dim=-1)
-    return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
+    return x * cos + torch.cat([right, left], dim=-1) * sin

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tessera.batches import Text, TextStates
 from tessera.config import Config
 from tessera.nn.attention import EncoderBlock, RMSNorm, pool
-from tessera.nn.positions import rotary_angles
+from tessera.nn.positions import rotary_turns
 
 
 class ByteTextConfig(Config):
@@ -62,12 +62,12 @@ class ByteEncoder(nn.Module):
     def forward(self, text: Text) -> TextStates:
         """b m ids -> b m d. A caption of no bytes has no states to attend to; its mask says so."""
         mask = text.mask
-        angles = rotary_angles(torch.arange(text.ids.shape[1], device=text.ids.device)[:, None], self.head_width)
+        turns = rotary_turns(torch.arange(text.ids.shape[1], device=text.ids.device)[:, None], self.head_width)
         visible = mask | ~mask.any(1, keepdim=True)  # attention over nothing is not a number
         x: Tensor = self.embed(text.ids) * mask[..., None]
         words = self.words(x.transpose(1, 2)).transpose(1, 2)
         x = (x + words + self.place[: x.shape[1]]).to(words.dtype)  # bf16 under autocast: less to move
         for block in self.blocks:
-            x = block(x, visible, angles)
+            x = block(x, visible, turns)
         states = self.norm(x)
         return TextStates(states, mask, pool(states, mask))

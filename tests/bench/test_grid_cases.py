@@ -13,6 +13,7 @@ from tessera.generators.autoregressive.grid_model import GridAutoregressive
 from tessera.generators.autoregressive.grid_sample import GridWriter
 from tessera.generators.autoregressive.grid_stage import build_nets
 from tessera.nn.nearby import Bands, Causal, Dense, sight_of
+from tessera.recording import Lean
 from tessera.text.bytes import ByteEncoder
 from tessera.tokenizers.video.model import VideoTokenizer
 
@@ -142,4 +143,4 @@ def test_a_frame_takes_46_passes_at_the_full_size() -> None:
         nets = build_nets(GENERATOR, vocab_size=8192, grid=(10, 16, 16), text_width=512)
     net = nets["generator"]
     assert isinstance(net, GridAutoregressive)
-    assert GridWriter(net, DRAW).plans(torch.device("cpu")).num_passes(1) == 2 * 15 + 16
+    assert GridWriter(Lean(net), DRAW).plans(torch.device("cpu")).num_passes(1) == 2 * 15 + 16

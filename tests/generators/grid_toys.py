@@ -12,6 +12,7 @@ from tessera.generators.autoregressive.grid_model import GridAutoregressive, Gri
 from tessera.generators.autoregressive.grid_sample import GridSampleConfig, GridSampler, GridWriter, Plan, plans_of
 from tessera.generators.autoregressive.model import LENGTHS
 from tessera.nn.nearby import NearbyConfig
+from tessera.recording import Lean
 
 VOCABULARY, TEXT, GRID = 7, 12, (4, 3, 4)
 CPU = torch.device("cpu")
@@ -67,7 +68,7 @@ def anything(num: int) -> Tensor:
 
 def drawn(net: GridAutoregressive, text: TextStates, seeds: Tensor, frames: int, given: Any = None, **options: Any) -> Tensor:
     """b t h w or b t h w q"""
-    sampler = GridSampler(GridWriter(net, GridSampleConfig(**options)))
+    sampler = GridSampler(GridWriter(Lean(net), GridSampleConfig(**options)))
     return torch.cat(list(sampler(text, seeds, frames, **(given or {}))), dim=1)
 
 
@@ -79,10 +80,15 @@ def watched(
     hook = net.head.register_forward_hook(lambda module, inputs, out: seen.append(out))
     ids = drawn(net, text, seeds, frames, given, **options)
     hook.remove()
+    return ids, arranged(net, seen, frames, options["order"])
+
+
+def arranged(net: GridAutoregressive, seen: list[Tensor], frames: int, order: str) -> Tensor:
+    """What went through the head, pass by pass, as logits of cells: 2b t h w q v."""
     codes, (_, height, width) = len(net.sizes), net.grid
     logits = torch.full((len(seen[0]), frames, height, width, codes, VOCABULARY), torch.nan)
     passes = zip(*(seen[code::codes] for code in range(codes)), strict=True)
-    for (plan, number, wanted), guesses in zip(passes_of(net, options["order"], frames), passes, strict=True):
+    for (plan, number, wanted), guesses in zip(passes_of(net, order, frames), passes, strict=True):
         newest, phase = divmod(number, plan.schedule.frame_step)
         for place in range(plan.table.there.shape[1]):
             back, row, column = (int(x[phase, place]) for x in (plan.table.back, plan.table.row, plan.table.column))
@@ -91,7 +97,7 @@ def watched(
                 assert logits[0, frame, row, column].isnan().all(), "every cell once"
                 logits[:, frame, row, column] = torch.stack([guess[:, place] for guess in guesses], dim=1)
     assert not logits.isnan().any(), "every cell"
-    return ids, logits
+    return logits
 
 
 def passes_of(net: GridAutoregressive, order: str, frames: int) -> list[tuple[Plan, int, range]]:

@@ -19,6 +19,7 @@ from tessera.generators.autoregressive.model import LENGTHS, Autoregressive, Aut
 from tessera.generators.autoregressive.sample import AutoregressiveSampleConfig, Known, Sampler, Writer
 from tessera.generators.autoregressive.stage import AutoregressiveStageConfig, build_nets, build_stage
 from tessera.randomness import mix_tensors, uniform
+from tessera.recording import Lean
 from tessera.tokenizers.mesh.coordinates import Coordinates, FaceOrder
 
 BINS, TEXT = 16, 12
@@ -113,7 +114,7 @@ def test_sampling_with_kept_keys_is_sampling_from_the_whole_network() -> None:
     """Without keys and values of earlier groups: the whole forward pass for every token, and the constraint by hand."""
     net, text, seeds = generator(), words(2), torch.tensor([5, 6])
     config = AutoregressiveSampleConfig(guidance=1.0, temperature=0)
-    found, lengths = Sampler(Writer(net, config, Coordinates(BINS).constraint))(text, seeds, 10)
+    found, lengths = Sampler(Writer(Lean(net), config, Coordinates(BINS).constraint))(text, seeds, 10)
     order = FaceOrder(BINS)
     for row in range(2):
         alone = TextStates(text.states[row : row + 1], text.mask[row : row + 1], text.pooled[row : row + 1])
@@ -162,7 +163,7 @@ def test_every_token_is_chosen_as_asked(options: dict[str, Any], negated: bool) 
     """Groups as they were drawn once more through the whole network, with each text: what should have come next, by hand."""
     net, text, other, seeds = generator(), words(3), words(3, seed=8), torch.tensor([5, 6, 7])
     config = AutoregressiveSampleConfig(**{"guidance": 1.0} | options)
-    writer, asked = Writer(net, config, Coordinates(BINS).constraint), torch.tensor([0, 4, 9])
+    writer, asked = Writer(Lean(net), config, Coordinates(BINS).constraint), torch.tensor([0, 4, 9])
     found, ends = Sampler(writer)(text, seeds, 6, negative=other if negated else None, lengths=asked)
     nothing = text.without(torch.ones(3, dtype=torch.bool))
     with torch.no_grad():
@@ -232,11 +233,13 @@ def test_rows_that_have_ended_leave_the_batch(
     monkeypatch.setattr(net, "step", spied)
     ends = torch.tensor([2 * sum(count > row for count in alive) - 1 for row in range(size)]).roll(5)
     config = AutoregressiveSampleConfig(guidance=guidance)
-    found, lengths = Sampler(Writer(net, config, EndAt(ends)))(words(size), torch.arange(size), 50)
+    found, lengths = Sampler(Writer(Lean(net), config, EndAt(ends)))(words(size), torch.arange(size), 50)
     assert torch.equal(lengths, ends)
     branches = 2 if guidance != 1 else 1
     assert sizes[1:] == [branches * count for count in wanted for _ in range(2)]  # the first pass is the prefix
-    stay, _ = Sampler(Writer(net, config.model_copy(update={"leave": False}), EndAt(ends)))(words(size), torch.arange(size), 50)
+    stay, _ = Sampler(Writer(Lean(net), config.model_copy(update={"leave": False}), EndAt(ends)))(
+        words(size), torch.arange(size), 50
+    )
     assert torch.equal(found, stay)
 
 
@@ -250,15 +253,15 @@ def test_a_sample_depends_on_its_own_seed_alone_and_leaving_rows_change_nothing(
     net.head.bias.data[:2] = 3.0  # meshes that do not climb at once, so that some end early and some late
     constraint = Coordinates(BINS).constraint
     stay, leave = (AutoregressiveSampleConfig(guidance=guidance, leave=leave) for leave in (False, True))
-    whole, ends = Sampler(Writer(net, stay, constraint))(text, seeds, 100)
+    whole, ends = Sampler(Writer(Lean(net), stay, constraint))(text, seeds, 100)
     assert len(set(ends.tolist())) > 3
     assert ends.max() > 8, "twice as long as the first buffer"
-    shrunk, same_ends = Sampler(Writer(net, leave, constraint))(text, seeds, 100)
+    shrunk, same_ends = Sampler(Writer(Lean(net), leave, constraint))(text, seeds, 100)
     assert torch.equal(ends, same_ends)
     assert torch.equal(whole, shrunk)
     picked = torch.tensor([7, 2])
     few = TextStates(text.states[picked], text.mask[picked], text.pooled[picked])
-    alone, alone_ends = Sampler(Writer(net, stay, constraint))(few, seeds[picked], 100)
+    alone, alone_ends = Sampler(Writer(Lean(net), stay, constraint))(few, seeds[picked], 100)
     assert torch.equal(alone_ends, ends[picked])
     assert torch.equal(alone, whole[picked])
 
@@ -267,7 +270,7 @@ def test_every_sample_is_a_canonical_mesh_and_begins_with_what_is_known() -> Non
     net, text, given = generator(), words(3), canonical(3, 4)
     config = AutoregressiveSampleConfig(guidance=2.0)
     known = Known(given, torch.tensor([4, 0, 2]))
-    found, ends = Sampler(Writer(net, config, Coordinates(BINS).constraint))(text, torch.arange(3), 12, known=known)
+    found, ends = Sampler(Writer(Lean(net), config, Coordinates(BINS).constraint))(text, torch.arange(3), 12, known=known)
     order = FaceOrder(BINS)
     for row, (length, kept) in enumerate(zip(ends.tolist(), (4, 0, 2), strict=True)):
         assert torch.equal(found[row, :kept], given[row, :kept])
@@ -309,6 +312,6 @@ def test_meshes_are_learned_by_heart_and_told_apart_by_their_text() -> None:
         (loss.total / loss.weight).backward()
         optimizer.step()
     config = AutoregressiveSampleConfig(guidance=1.0, temperature=0)
-    found, ends = Sampler(Writer(net.eval(), config, Coordinates(BINS).constraint))(text, torch.arange(4), 8)
+    found, ends = Sampler(Writer(Lean(net.eval()), config, Coordinates(BINS).constraint))(text, torch.arange(4), 8)
     assert ends.tolist() == lengths
     assert torch.equal(found[:, :5], batch.ids)

@@ -161,7 +161,7 @@ def test_a_transformer_knows_where_patches_are() -> None:
     turned = net(x.unflatten(2, (4, 2)).flip(2).flatten(2, 3), level, Condition())  # rows of patches from bottom to top
     upright = net(x, level, Condition()).unflatten(2, (4, 2)).flip(2).flatten(2, 3)
     assert (turned - upright).abs().max() > 1e-3
-    net.angles.zero_()
+    net.turns[0], net.turns[1] = 1.0, 0.0
     turned = net(x.unflatten(2, (4, 2)).flip(2).flatten(2, 3), level, Condition())
     upright = net(x, level, Condition()).unflatten(2, (4, 2)).flip(2).flatten(2, 3)
     torch.testing.assert_close(turned, upright, rtol=1e-4, atol=1e-5)

@@ -19,6 +19,7 @@ from tessera.generators.autoregressive.grid_sample import GridSampleConfig, Grid
 from tessera.generators.autoregressive.grid_stage import GridStageConfig, build_nets, build_stage
 from tessera.generators.autoregressive.model import LENGTHS
 from tessera.nn.nearby import NearbyConfig
+from tessera.recording import Lean
 from tests.generators.grid_toys import GRID, NEAR, TEXT, VOCABULARY, anything, batch_of, clips, drawn, generator, rows, words
 
 CELLS = list(itertools.product(*map(range, GRID)))
@@ -218,7 +219,7 @@ def test_all_four_directions_are_learned_alike_and_drawn(near: NearbyConfig) -> 
     assert max(right) - min(right) < 0.05
     first = moving(16, 0, seed=10**7)[:, :1]
     for direction, (down, across) in enumerate(MOVES.values()):
-        sampler = GridSampler(GridWriter(net, GridSampleConfig(guidance=1.0)))
+        sampler = GridSampler(GridWriter(Lean(net), GridSampleConfig(guidance=1.0)))
         text = told(torch.full((16,), direction))
         ids = torch.cat(list(sampler(text, torch.arange(16), 5, known=first)), dim=1)  # longer than it was trained on
         moved = torch.roll(ids[:, :-1], (down, across), dims=(2, 3))
@@ -240,5 +241,5 @@ def test_a_clip_is_learned_by_heart_with_several_codes() -> None:
         optimizer.zero_grad()
         (loss.total / loss.weight).backward()
         optimizer.step()
-    sampler = GridSampler(GridWriter(net.eval(), GridSampleConfig(guidance=1.0, temperature=0)))
+    sampler = GridSampler(GridWriter(Lean(net.eval()), GridSampleConfig(guidance=1.0, temperature=0)))
     assert torch.equal(torch.cat(list(sampler(words(2), torch.arange(2), 4)), dim=1), batch.ids)

@@ -12,8 +12,8 @@ from tessera.generators.autoregressive.grid_model import GridAutoregressive, Gri
 from tessera.generators.autoregressive.grid_sample import GridSampleConfig, GridSampler, GridWriter, plans_of
 from tessera.generators.autoregressive.grid_schedule import Schedule, sequential, wavefront
 from tessera.nn.nearby import Grid, NearbyConfig, Window, window_of
-from tessera.recording import mapped
-from tests.generators.grid_toys import CPU, NEAR, VOCABULARY, anything, clips, drawn, generator, rows, watched, words
+from tessera.recording import Lean, mapped
+from tests.generators.grid_toys import CPU, NEAR, VOCABULARY, anything, arranged, clips, drawn, generator, rows, watched, words
 
 CASES = [
     ("window", "wavefront", None), ("window", "sequential", 2), ("wide", "wavefront", 2), ("dilated", "wavefront", None),
@@ -95,8 +95,32 @@ def test_draws_have_the_probabilities_of_the_network() -> None:
     assert ((found - wanted) ** 2 / wanted).sum() < 85  # 1 in 1000 by chance
 
 
+@pytest.mark.parametrize(("near", "order", "codes"), CASES)
+def test_passes_in_bf16_guess_what_the_whole_network_guesses_in_bf16(near: str, order: str, codes: int | None) -> None:
+    """Weights are cast once, not by autocast in every pass; all tokens are given, so that rounding changes none of them."""
+    net, text, ids = generator(near, codes), words(2), clips(2, 4, codes)
+    lean = Lean(net, bf16=True)
+    seen: list[torch.Tensor] = []
+    lean.passes.head.register_forward_hook(lambda module, inputs, out: seen.append(out))
+    sampler = GridSampler(GridWriter(lean, GridSampleConfig(order=order, guidance=1.0)))
+    assert torch.equal(torch.cat(list(sampler(text, torch.arange(2), 4, known=ids)), dim=1), ids)
+    assert {out.dtype for out in seen} == {torch.bfloat16}
+    found = arranged(net, [out.float() for out in seen], 4, order)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        wanted = net(ids, text, anything(2))
+    exact = net(ids, text, anything(2)).detach()
+    assert (found - exact).square().mean() < 2 * (wanted - exact).square().mean() < 1e-3 * exact.square().mean()
+
+
+def test_the_text_is_read_once_for_each_scene_not_in_every_pass() -> None:
+    net, text, calls = generator("first"), words(2), []
+    net.blocks[0].cross.key_value.register_forward_hook(lambda *_: calls.append(1))
+    told(net, [(text, 2), (words(2, seed=8), 3)], torch.arange(2))
+    assert len(calls) == 2
+
+
 def test_memory_does_not_grow_with_a_clip() -> None:
-    writer = GridWriter(generator(), GridSampleConfig(guidance=1.0))
+    writer = GridWriter(Lean(generator()), GridSampleConfig(guidance=1.0))
     frames, sizes = 0, set()
     setup, _ = writer.prepare(words(1), torch.tensor([0]), None, torch.tensor([0]), None)
     assert setup.kept.shape[4] == setup.plan.ring.size == (2 + 2) * 3 * 5 + 1
@@ -113,7 +137,7 @@ def test_memory_does_not_grow_with_a_clip() -> None:
 
 def told(net: GridAutoregressive, scenes: list[tuple[TextStates, int]], seeds: torch.Tensor, **options: Any) -> torch.Tensor:
     given = {name: options.pop(name) for name in ("known", "negative", "sketch") if name in options}
-    sampler = GridSampler(GridWriter(net, GridSampleConfig(**options)))
+    sampler = GridSampler(GridWriter(Lean(net), GridSampleConfig(**options)))
     return torch.cat(list(sampler.story(scenes, seeds, **given)), dim=1)
 
 
@@ -232,7 +256,7 @@ def test_no_more_frames_are_seen_than_in_training() -> None:
 
 
 def test_what_cannot_be_drawn_is_refused() -> None:
-    sampler = GridSampler(GridWriter(generator(), GridSampleConfig()))
+    sampler = GridSampler(GridWriter(Lean(generator()), GridSampleConfig()))
     with pytest.raises(ValueError, match="0 frames"):
         sampler(words(1), torch.tensor([0]), 0)
     with pytest.raises(ValueError, match="0 frames"):
@@ -253,7 +277,7 @@ def test_what_cannot_be_drawn_is_refused() -> None:
 @pytest.mark.parametrize("near", ["dilated", "whole", "first"])
 def test_nothing_waits_for_the_device(near: str) -> None:
     net, meta = generator(near, codes=2), torch.device("meta")
-    writer = GridWriter(net, GridSampleConfig(top_k=3))
+    writer = GridWriter(Lean(net), GridSampleConfig(top_k=3))
     writer.made[meta] = mapped(writer.plans(CPU), lambda tensor: tensor.to(meta))
     net.to(meta)
     seeds, known = torch.zeros(2, dtype=torch.long, device=meta), torch.zeros(2, 1, 3, 4, 2, dtype=torch.long, device=meta)

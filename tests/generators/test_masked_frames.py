@@ -123,10 +123,10 @@ def test_frames_that_do_not_fit_are_refused() -> None:
 def test_small_heads_are_told_that_three_axes_need_more() -> None:
     with pytest.raises(ValueError, match="3 axes need at least one each"):
         MaskedTransformer(MaskedConfig(width=16, depth=1, heads=4), 9, CLIP, 8)
-    angles = MaskedTransformer(MaskedConfig(depth=1), 9, CLIP, 8).angles
+    turns = MaskedTransformer(MaskedConfig(depth=1), 9, CLIP, 8).turns
     for axis, place in enumerate((4, 2, 1)):  # raster strides of t h w
-        turned = (angles[place] != 0).view(-1).nonzero()[:, 0].tolist()
-        assert turned == list(range(10 * axis, 10 * axis + 10)), "a third of 32 pairs each"
+        turned = (turns[1, place] != 0).view(-1).nonzero()[:, 0].tolist()
+        assert turned == [*range(10 * axis, 10 * axis + 10), *range(32 + 10 * axis, 42 + 10 * axis)], "a third of 32 pairs each"
 
 
 # ---- which frames

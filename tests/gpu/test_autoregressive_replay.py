@@ -9,6 +9,7 @@ from tessera.batches import TextStates
 from tessera.generators.autoregressive import sample as sampling
 from tessera.generators.autoregressive.model import Autoregressive, AutoregressiveConfig
 from tessera.generators.autoregressive.sample import AutoregressiveSampleConfig, EndBetween, Known, Sampler, Stepper, Writer
+from tessera.recording import Lean
 from tessera.tokenizers.mesh.coordinates import FaceOrder
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -43,7 +44,7 @@ def test_replay_is_the_plain_loop(guidance: float, leave: bool, exact: bool, mon
     monkeypatch.setattr(sampling, "FIRST_ROOM", 3)
     monkeypatch.setattr(sampling, "LOOK_EVERY", 2)
     config = AutoregressiveSampleConfig(guidance=guidance, leave=leave)
-    writer = Writer(generator(), config, FaceOrder(BINS) if exact else EndBetween((BINS,) * 9))
+    writer = Writer(Lean(generator()), config, FaceOrder(BINS) if exact else EndBetween((BINS,) * 9))
     text, seeds = words(9), torch.arange(9, device=DEVICE)
     wanted, ends = Plain(writer)(text, seeds, 40)
     sampler = Sampler(writer)
@@ -58,7 +59,7 @@ def test_replay_is_the_plain_loop(guidance: float, leave: bool, exact: bool, mon
 
 
 def test_known_groups_are_replayed_too() -> None:
-    writer = Writer(generator(), AutoregressiveSampleConfig(guidance=2.0), FaceOrder(BINS))
+    writer = Writer(Lean(generator()), AutoregressiveSampleConfig(guidance=2.0), FaceOrder(BINS))
     text, seeds = words(2), torch.arange(2, device=DEVICE)
     begun, _ = Plain(writer)(text, seeds + 5, 3)
     known = Known(begun, torch.tensor([3, 1], device=DEVICE))
@@ -70,7 +71,7 @@ def test_known_groups_are_replayed_too() -> None:
 
 
 def test_bf16_draws_canonical_meshes() -> None:
-    writer = Writer(generator(), AutoregressiveSampleConfig(), FaceOrder(BINS), bf16=True)
+    writer = Writer(Lean(generator(), bf16=True), AutoregressiveSampleConfig(), FaceOrder(BINS))
     found, ends = Sampler(writer)(words(4), torch.arange(4, device=DEVICE), 20)
     order = FaceOrder(BINS)
     for mesh, length in zip(found.cpu(), ends.tolist(), strict=True):

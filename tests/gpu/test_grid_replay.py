@@ -9,6 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tessera.generators.autoregressive.grid_sample import GridSampleConfig, GridSampler, GridWriter
 from tessera.nn.nearby import Grid, Reach, sight_of
+from tessera.recording import Lean
 from tests.generators.grid_toys import anything, clips, generator, words
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -19,7 +20,7 @@ DEVICE = torch.device("cuda")
 @pytest.mark.parametrize("codes", [None, 2])
 @pytest.mark.parametrize("guidance", [1.0, 3.0])
 def test_replay_is_the_plain_loop(near: str, codes: int | None, guidance: float) -> None:
-    writer, known = GridWriter(generator(near, codes).to(DEVICE), GridSampleConfig(guidance=guidance)), clips(3, 2, codes)
+    writer, known = GridWriter(Lean(generator(near, codes).to(DEVICE)), GridSampleConfig(guidance=guidance)), clips(3, 2, codes)
     text, seeds, known = words(3).to(DEVICE), torch.arange(3, device=DEVICE), known.to(DEVICE)
     plain, sampler = torch.cat(list(GridSampler(writer, recorded=False)(text, seeds, 9, known=known)), dim=1), GridSampler(writer)
     for _ in range(2):  # the second time nothing is recorded anew
@@ -32,7 +33,7 @@ def test_replay_is_the_plain_loop(near: str, codes: int | None, guidance: float)
 
 
 def test_scenes_replay_as_the_plain_loop_draws_them() -> None:
-    writer = GridWriter(generator().to(DEVICE), GridSampleConfig())
+    writer = GridWriter(Lean(generator().to(DEVICE)), GridSampleConfig())
     scenes, seeds = [(words(3, 4, seed).to(DEVICE), 4) for seed in (1, 2, 1)], torch.arange(3, device=DEVICE)
     plain, sampler = torch.cat(list(GridSampler(writer, recorded=False).story(scenes, seeds)), dim=1), GridSampler(writer)
     for _ in range(2):
@@ -41,7 +42,7 @@ def test_scenes_replay_as_the_plain_loop_draws_them() -> None:
 
 
 def test_bf16_draws_tokens() -> None:
-    writer = GridWriter(generator().to(DEVICE), GridSampleConfig(), bf16=True)
+    writer = GridWriter(Lean(generator().to(DEVICE), bf16=True), GridSampleConfig())
     ids = torch.cat(list(GridSampler(writer)(words(4).to(DEVICE), torch.arange(4, device=DEVICE), 5)), dim=1)
     assert ids.shape == (4, 5, 3, 4)
     assert 0 <= int(ids.min()) < int(ids.max()) < 7

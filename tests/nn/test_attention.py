@@ -9,7 +9,7 @@ import torch
 from einops import rearrange
 
 from tessera.nn.attention import Attention, FeedForward, frequencies_of, pool
-from tessera.nn.positions import grid_coordinates, rotary_angles, rotate
+from tessera.nn.positions import grid_coordinates, rotary_turns, rotate
 
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -31,18 +31,18 @@ def test_rotated_products_depend_on_differences_alone(axes: int) -> None:
     shift = torch.tensor([[3, 1, 2][:axes]])
 
     def product(at: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        return (rotate(query, rotary_angles(at, 16)) * rotate(key, rotary_angles(other, 16))).sum(-1)
+        return (rotate(query, rotary_turns(at, 16)) * rotate(key, rotary_turns(other, 16))).sum(-1)
 
     here = product(places, places.flip(0))
     torch.testing.assert_close(product(places + shift, places.flip(0) + shift), here, rtol=1e-5, atol=1e-5)
     assert not torch.allclose(product(places + shift, places.flip(0)), here, atol=1e-2)
-    length = rotate(query, rotary_angles(places, 16)).norm(dim=-1)
+    length = rotate(query, rotary_turns(places, 16)).norm(dim=-1)
     torch.testing.assert_close(length, query.norm(dim=-1).expand(40), rtol=1e-6, atol=0)
 
 
 def test_too_narrow_a_head_is_refused() -> None:
     with pytest.raises(ValueError, match="3 axes need at least one each"):
-        rotary_angles(torch.zeros(1, 3), 4)
+        rotary_turns(torch.zeros(1, 3), 4)
     with pytest.raises(ValueError, match="does not split into 3 heads"):
         Attention(16, 3)
 

@@ -25,7 +25,7 @@ from tessera.nn.nearby import (
     sight_of,
     window_of,
 )
-from tessera.nn.positions import rotary_angles
+from tessera.nn.positions import rotary_turns
 
 CPU = torch.device("cpu")
 REACHES = [Reach(2, 3, 3, 1), Reach(3, 3, 5, 2), Reach(1, 5, 3, 1), Reach(9, 7, 1, 1), Reach(2, 0, 0, 1), Reach(9, 0, 0, 1)]
@@ -103,10 +103,10 @@ def test_compiled_blocks_are_the_dense_mask(reach: Reach) -> None:
     torch.manual_seed(0)
     grid = Grid(7, 8, 9)
     layer, x = NearbyAttention(32, 2).requires_grad_(False), torch.randn(2, grid.size, 32)
-    angles = rotary_angles(grid.coordinates(CPU), 16)
+    turns = rotary_turns(grid.coordinates(CPU), 16)
     with torch.no_grad():
-        found = torch.compile(layer.look)(x, angles, sight_of(reach, grid, CPU, "blocks"))
-        torch.testing.assert_close(found, layer.look(x, angles, sight_of(reach, grid, CPU, "dense")), rtol=0, atol=1e-5)
+        found = torch.compile(layer.look)(x, turns, sight_of(reach, grid, CPU, "blocks"))
+        torch.testing.assert_close(found, layer.look(x, turns, sight_of(reach, grid, CPU, "dense")), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("reach", REACHES)

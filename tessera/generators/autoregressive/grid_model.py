@@ -16,8 +16,8 @@ from tessera.batches import TextStates
 from tessera.generators.autoregressive.model import AutoregressiveConfig, Hourglass, Layer
 from tessera.generators.masked.model import digit_sizes, join_digits, split_digits
 from tessera.nn.nearby import Grid, NearbyAttention, NearbyConfig, Reach, Sight, Slot, View, sight_of
-from tessera.nn.nearby_cross import Beside, BesideSome, CrossWindow, NearbyCross, cell_angles, seen_cells, slot_angles
-from tessera.nn.positions import rotary_angles
+from tessera.nn.nearby_cross import Beside, BesideSome, CrossWindow, NearbyCross, cell_turns, seen_cells, slot_turns
+from tessera.nn.positions import rotary_turns
 
 
 class GridConfig(AutoregressiveConfig):
@@ -47,20 +47,19 @@ class GridBlock(Layer):
         super().__init__(config, text_width, NearbyAttention(config.width, config.heads))
         self.sketch = NearbyCross(config.width, config.heads, config.width) if config.sketch_window else None
 
-    def forward(
-        self, x: Tensor, text: Tensor, mask: Tensor, angles: Tensor, sight: Sight, beside: Beside | None = None
-    ) -> Tensor:
-        """x b n d, text b m c, mask b m, angles n k"""
+    def forward(self, x: Tensor, text: Tensor, mask: Tensor, turns: Tensor, sight: Sight, beside: Beside | None = None) -> Tensor:
+        """x b n d, text b m c, mask b m, turns 2 n k"""
         sketch = None if self.sketch is None or beside is None else partial(self.sketch.look, beside=beside)
-        return self.along(x, lambda x: self.attention.look(x, angles, sight), text, mask, sketch)
+        return self.along(x, lambda x: self.attention.look(x, turns, sight), lambda x: self.cross(x, text, mask), sketch)
 
     def step(
-        self, x: Tensor, text: Tensor, mask: Tensor, angles: Tensor, kept: Tensor, places: Tensor, view: View,
+        self, x: Tensor, told: Tensor, mask: Tensor, turns: Tensor, kept: Tensor, places: Tensor, view: View,
         beside: BesideSome | None = None,
     ) -> Tensor:  # fmt: skip
-        """Some slots, x b m d; kept 2 b h n k."""
+        """Some slots, x b m d; told 2 b h m k, of the text; kept 2 b h n k."""
         sketch = None if self.sketch is None or beside is None else partial(self.sketch.step, beside=beside)
-        return self.along(x, lambda x: self.attention.step(x, angles, kept, places, view), text, mask, sketch)
+        attend = partial(self.attention.step, turns=turns, kept=kept, places=places, view=view)
+        return self.along(x, attend, partial(self.cross.recall, kept=told, mask=mask), sketch)
 
 
 class GridAutoregressive(Hourglass):
@@ -120,10 +119,10 @@ class GridAutoregressive(Hourglass):
         x = torch.cat([start, parts[0].to(start.dtype)], dim=3)  # under autocast bf16 from here on
         x = (x + self.places.to(x.dtype)).flatten(1, 3)
         states, mask = self.context_of(text)
-        angles = rotary_angles(coordinates, self.head_width)
+        turns = rotary_turns(coordinates, self.head_width)
         beside = self.beside(sketch, ids)
         for block, reach in zip(self.blocks, self.layer_reaches, strict=True):
-            x = block(x, states, mask, angles, sights[self.reaches.index(reach)], beside)
+            x = block(x, states, mask, turns, sights[self.reaches.index(reach)], beside)
         x = x.unflatten(1, self.slots(frames))[:, :, :, :-1]
         context = self.known(x, torch.arange(frames, device=x.device)[:, None, None])
         for level, below in zip(self.levels, parts[1:], strict=True):
@@ -169,8 +168,8 @@ class GridAutoregressive(Hourglass):
         cells = self.sketched(self.split_sketch(sketch)).flatten(2, 3)
         grid, columns, device = self.slots(1), self.grid[2], ids.device
         slot, cell = grid.slot(torch.arange(grid.area, device=device)), torch.arange(cells.shape[2], device=device)
-        angles = slot_angles(slot, self.head_width), cell_angles(cell, columns, self.head_width)
-        return Beside(cells, seen_cells(self.sketch_window, grid, device), *angles)
+        turns = slot_turns(slot, self.head_width), cell_turns(cell, columns, self.head_width)
+        return Beside(cells, seen_cells(self.sketch_window, grid, device), *turns)
 
     def beside_some(self, sketch: Tensor, window: CrossWindow, slot: Slot) -> BesideSome:
         """The sketch b n p, cells of all its frames one after another, for some slots (m). It has nothing behind its end."""
@@ -181,8 +180,8 @@ class GridAutoregressive(Hourglass):
         parts = sketch.index_select(1, index.clamp(max=sketch.shape[1] - 1).flatten()).unflatten(1, index.shape)
         gone = torch.stack([torch.where(index >= sketch.shape[1], size, -1) for size in self.sizes], dim=-1)
         parts = torch.where(gone < 0, parts, gone)
-        angles = slot_angles(slot, self.head_width), cell_angles(cell, columns, self.head_width)
-        return BesideSome(self.sketched(parts), seen, *angles)
+        turns = slot_turns(slot, self.head_width), cell_turns(cell, columns, self.head_width)
+        return BesideSome(self.sketched(parts), seen, *turns)
 
     def split_sketch(self, ids: Tensor) -> Tensor:
         """b t h w or b t h w q -> b t h w p; nothing is one more value of each part."""
@@ -197,12 +196,13 @@ class GridAutoregressive(Hourglass):
         return torch.stack(found).sum(0) / math.sqrt(len(found))
 
     def step(
-        self, x: Tensor, states: Tensor, mask: Tensor, slot: Slot, kept: Tensor, places: Tensor, views: Sequence[View],
+        self, x: Tensor, told: Tensor, mask: Tensor, slot: Slot, kept: Tensor, places: Tensor, views: Sequence[View],
         beside: BesideSome | None = None,
     ) -> Tensor:  # fmt: skip
-        """Some slots, x b m d, with kept l 2 b h n k -> what is known of the cells that they guess, b m d."""
-        angles = rotary_angles(torch.stack(slot, dim=-1), self.head_width)
+        """Some slots, x b m d, with told l 2 b h m k and kept l 2 b h n k -> what is known of the cells that they guess,
+        b m d."""
+        turns = rotary_turns(torch.stack(slot, dim=-1), self.head_width).to(x.dtype)
         for index, reach in enumerate(self.layer_reaches):
             block: Any = self.blocks[index]
-            x = block.step(x, states, mask, angles, kept[index], places, views[self.reaches.index(reach)], beside)
+            x = block.step(x, told[index], mask, turns, kept[index], places, views[self.reaches.index(reach)], beside)
         return self.known(x, slot.frame)

@@ -22,10 +22,10 @@ from tessera.generators.autoregressive.grid_model import GridAutoregressive
 from tessera.generators.autoregressive.grid_schedule import Schedule, Table, sequential, table_of, wavefront
 from tessera.generators.autoregressive.model import length_class
 from tessera.generators.autoregressive.sample import CHOICE, ChoiceConfig
-from tessera.nn.nearby import Grid, Ring, Slot, Window, window_of
+from tessera.nn.nearby import Grid, Reach, Ring, Slot, View, Window, window_of
 from tessera.nn.nearby_cross import CrossWindow, cross_window
 from tessera.randomness import mix_tensors, uniform
-from tessera.recording import Recording, sampling_precision, shapes_of
+from tessera.recording import Lean, Recording, sampling_precision, shapes_of
 
 
 class GridSampleConfig(ChoiceConfig):
@@ -44,8 +44,15 @@ class Plan:
     grid: Grid  # as many frames as a cell sees
     ring: Ring  # of slots
     table: Table
-    windows: tuple[Window | None, ...]  # for each of the network's `reaches`; None: frames are seen whole
+    reaches: tuple[Reach, ...]  # as the network's `reaches` are here
+    windows: tuple[Window | None, ...]  # for each of them; None: frames are seen whole
     sketch: CrossWindow | None  # where the network takes sketches
+
+    def views(self, slot: Slot, newest: Tensor) -> list[View]:
+        """What slots (m) see, for each of `reaches`; equal ones are looked up once."""
+        kinds = dict(zip(self.reaches, self.windows, strict=True))
+        found = {reach: self.ring.view(reach, window, slot, newest) for reach, window in kinds.items()}
+        return [found[reach] for reach in self.reaches]
 
 
 class Plans(NamedTuple):
@@ -78,7 +85,7 @@ class Setup:
     seeds: Tensor  # b int64
     first: Tensor  # 1 int64: frames before this one are finished
     start: Tensor  # b or 2b, d: what rows start with
-    states: Tensor  # b or 2b, m c: text
+    told: Tensor  # l 2 (b or 2b) h m k: keys and values of the text
     mask: Tensor  # b or 2b, m bool
     kept: Tensor  # l 2 (b or 2b) h n k: keys and values, in the ring
     parts: Tensor  # b n p: parts of cells, in a ring of as many frames
@@ -104,18 +111,19 @@ def plans_of(net: GridAutoregressive, order: str, device: torch.device) -> Plans
     schedule = wavefront(local, grid) if local and order != "sequential" else sequential(grid)
     ring = Ring(reach.frames + schedule.others_in_flight(grid), grid.rows, grid.slots)
     sketch = cross_window(net.sketch_window, grid, device) if net.sketch_window else None
-    later = Plan(schedule, grid, ring, table_of(schedule, grid, device), windows, sketch)
+    later = Plan(schedule, grid, ring, table_of(schedule, grid, device), net.reaches, windows, sketch)
     if not reach.first_whole:
         return Plans(later, None)
     cells, room = sequential(grid), ring._replace(frames=2)  # the pass that shows the last cell begins another frame
-    return Plans(later, Plan(cells, grid, room, table_of(cells, grid, device), (None,) * len(windows), sketch))
+    before, whole = (Reach(1, 0, 0, 1),) * len(windows), (None,) * len(windows)  # in the first frame all layers see the same
+    return Plans(later, Plan(cells, grid, room, table_of(cells, grid, device), before, whole, sketch))
 
 
 class GridWriter:
     """One way to sample from one generator."""
 
-    def __init__(self, net: GridAutoregressive, config: GridSampleConfig, bf16: bool = False) -> None:
-        self.net, self.config, self.bf16 = net, config, bf16
+    def __init__(self, lean: Lean[GridAutoregressive], config: GridSampleConfig) -> None:
+        self.lean, self.net, self.config = lean, lean.net, config
         self.made: dict[torch.device, Plans] = {}
 
     def plans(self, device: torch.device) -> Plans:
@@ -129,33 +137,34 @@ class GridWriter:
         sketch: Tensor | None = None,
     ) -> tuple[Setup, State]:  # fmt: skip
         """Everything on the device, before the first pass."""
+        self.lean.refresh()
         net, device, size = self.net, seeds.device, len(seeds)
         plan, zero = self.plans(device).begin, torch.zeros(1, dtype=torch.long, device=device)
-        start, states, mask = self.told(text, negative, lengths)
-        rows, kind = len(mask), states.dtype
+        start, told, mask = self.told(text, negative, lengths)
+        rows, kind = len(mask), told.dtype
         kept = torch.zeros(len(net.blocks), 2, rows, net.heads, plan.ring.size, net.head_width, dtype=kind, device=device)
         parts = torch.zeros(size, self.cells(plan).size, len(net.sizes), dtype=torch.long, device=device)
         given = parts[:, :0] if known is None else net.split(known).flatten(1, 3)
-        setup = Setup(plan, seeds, zero, start, states, mask, kept, parts, given, self.sketch(sketch, seeds))
+        setup = Setup(plan, seeds, zero, start, told, mask, kept, parts, given, self.sketch(sketch, seeds))
         return setup, State(zero.clone())
 
     def told(self, text: TextStates, negative: TextStates | None, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What rows start with, states and mask of the text, of all branches."""
+        """What rows start with, keys and values of the text and its mask, of all branches."""
         if self.config.guided:
             none = text.without(torch.ones_like(text.mask[:, 0])) if negative is None else negative
             text, lengths = text.joined(none), torch.cat([lengths, lengths])
-        with sampling_precision(lengths.device, self.bf16):
+        with sampling_precision(lengths.device, self.lean.bf16):
             states, mask = self.net.context_of(text)
-            start = self.net.row_start(text, length_class(lengths))
-        kind = torch.bfloat16 if self.bf16 else torch.float32
-        return start.to(kind), states.to(kind), mask
+            told, start = self.net.told(states), self.net.row_start(text, length_class(lengths))
+        kind = torch.bfloat16 if self.lean.bf16 else torch.float32
+        return start.to(kind), told.to(kind), mask
 
     def go_on(self, setup: Setup, first: int, told: tuple[Tensor, Tensor, Tensor]) -> tuple[Setup, State]:
         """The same clips from frame `first` on, one after the first, under another text. What was drawn ahead of it is drawn
         again; what lies before it is seen as it was."""
-        (start, states, mask), plan = told, self.plans(setup.seeds.device).later
+        (start, text, mask), plan = told, self.plans(setup.seeds.device).later
         number = torch.full_like(setup.first, plan.schedule.frame_step * first)
-        changed = replace(setup, plan=plan, first=torch.full_like(setup.first, first), start=start, states=states, mask=mask)
+        changed = replace(setup, plan=plan, first=torch.full_like(setup.first, first), start=start, told=text, mask=mask)
         if setup.plan.ring != plan.ring:  # frames lie at the same places in both
             kept, parts = grown(setup.kept, plan.ring.size), grown(setup.parts, self.cells(plan).size)
             changed = replace(changed, kept=kept, parts=parts)
@@ -177,7 +186,7 @@ class GridWriter:
 
     def step_once(self, setup: Setup, state: State) -> State:
         """Goes through the slots of one pass."""
-        plan, net, cells = setup.plan, self.net, self.cells(setup.plan)
+        plan, net, cells = setup.plan, self.lean.passes, self.cells(setup.plan)
         newest, phase = state.number // plan.schedule.frame_step, state.number % plan.schedule.frame_step
         back, row, column, there = (
             part.index_select(0, phase)[0] for part in (plan.table.back, plan.table.row, plan.table.column, plan.table.there)
@@ -185,17 +194,15 @@ class GridWriter:
         there = there & (back <= newest) & (newest - back >= setup.first)
         slot = Slot((newest - back).clamp(min=0), row, column)
         cell = row * cells.slots + column
-        with sampling_precision(setup.seeds.device, self.bf16):
-            before = torch.where(column > 0, cells.at(slot.frame, cell - 1), cells.size - 1)
-            x = self.embed(setup, setup.parts.index_select(1, before), slot)
-            places = torch.where(there, plan.ring.at(slot.frame, row * plan.ring.slots + column), plan.ring.size - 1)
-            views = [plan.ring.view(reach, window, slot, newest) for reach, window in zip(net.reaches, plan.windows, strict=True)]
-            beside = None
-            if setup.sketch is not None and plan.sketch is not None:
-                beside = net.beside_some(setup.sketch, plan.sketch, slot)
-            context = net.step(x, setup.states, setup.mask, slot, setup.kept, places, views, beside)
-            choice = Choice(self, setup, slot)
-            net.write(context, choice)
+        before = torch.where(column > 0, cells.at(slot.frame, cell - 1), cells.size - 1)
+        x = self.embed(setup, setup.parts.index_select(1, before), slot)
+        places = torch.where(there, plan.ring.at(slot.frame, row * plan.ring.slots + column), plan.ring.size - 1)
+        beside = None
+        if setup.sketch is not None and plan.sketch is not None:
+            beside = net.beside_some(setup.sketch, plan.sketch, slot)
+        context = net.step(x, setup.told, setup.mask, slot, setup.kept, places, plan.views(slot, newest), beside)
+        choice = Choice(self, setup, slot)
+        net.write(context, choice)
         guesses = there & (column < cells.slots)
         into = torch.where(guesses, cells.at(slot.frame, cell), cells.size - 1)
         setup.parts.index_copy_(1, into, torch.stack(choice.parts, dim=-1))
@@ -203,10 +210,11 @@ class GridWriter:
 
     def embed(self, setup: Setup, parts: Tensor, slot: Slot) -> Tensor:
         """b m p, the cells to the left -> b or 2b, m d."""
-        vectors = self.net.embed_parts(parts)[0].to(setup.start.dtype)
+        net = self.lean.passes
+        vectors = net.embed_parts(parts)[0].to(setup.start.dtype)
         vectors = torch.cat([vectors, vectors]) if self.config.guided else vectors
         x = torch.where((slot.column > 0)[:, None], vectors, setup.start[:, None])
-        return x + self.net.places[slot.row, slot.column].to(x.dtype)
+        return x + net.places[slot.row, slot.column].to(x.dtype)
 
 
 def grown(ring: Tensor, size: int) -> Tensor:
@@ -271,7 +279,7 @@ class GridSampler:
             told = [self.writer.told(text, negative, wanted) for text, _ in scenes[1:]]
         counts = [frames for _, frames in scenes]
         if self.writer.plans(seeds.device).first is not None and counts[0] > 1:
-            counts, told = [1, counts[0] - 1, *counts[1:]], [(setup.start, setup.states, setup.mask), *told]
+            counts, told = [1, counts[0] - 1, *counts[1:]], [(setup.start, setup.told, setup.mask), *told]
         return self.frames(setup, state, counts, told)
 
     @torch.no_grad()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from tessera.batches import TextStates
 from tessera.config import Config
 from tessera.nn.attention import Attention, CausalAttention, FeedForward, RMSNorm, linear
-from tessera.nn.positions import rotary_angles
+from tessera.nn.positions import rotary_turns
 
 PREFIX = 2  # places before the first group: the text as a whole, and the length that is asked for
 ROTARY_BASE = 10_000.0  # wavelengths up to tens of thousands of groups
@@ -70,10 +71,10 @@ class Layer(nn.Module):
         for layer in (self.attention.out, self.cross.out, self.feed_forward.down):
             layer.weight.data.mul_(1 / math.sqrt(3 * config.depth))  # so that depth does not make the stream louder
 
-    def along(self, x: Tensor, attend: Look, text: Tensor, mask: Tensor, beside: Look | None = None) -> Tensor:
-        """The three parts, with one way or another to look back; and perhaps one to look at a second condition."""
+    def along(self, x: Tensor, attend: Look, cross: Look, beside: Look | None = None) -> Tensor:
+        """The three parts, with one way or another to look back, and at the text; perhaps also at a second condition."""
         x = x + self._drop(attend(self.norm1(x)))
-        x = x + self._drop(self.cross(self.norm2(x), text, mask))
+        x = x + self._drop(cross(self.norm2(x)))
         x = x if beside is None else x + self._drop(beside(x))
         return x + self._drop(self.feed_forward(self.norm3(x)))
 
@@ -89,13 +90,14 @@ class Block(Layer):
     def __init__(self, config: AutoregressiveConfig, text_width: int) -> None:
         super().__init__(config, text_width, CausalAttention(config.width, config.heads))
 
-    def forward(self, x: Tensor, text: Tensor, mask: Tensor, angles: Tensor) -> Tensor:
-        """x b n d, text b m c, mask b m, angles n k"""
-        return self.along(x, lambda x: self.attention(x, angles=angles), text, mask)
+    def forward(self, x: Tensor, text: Tensor, mask: Tensor, turns: Tensor) -> Tensor:
+        """x b n d, text b m c, mask b m, turns 2 n k"""
+        return self.along(x, lambda x: self.attention(x, turns=turns), lambda x: self.cross(x, text, mask))
 
-    def step(self, x: Tensor, text: Tensor, mask: Tensor, angles: Tensor, kept: Tensor, place: Tensor) -> Tensor:
-        """One place, x b 1 d; kept 2 b h n k."""
-        return self.along(x, lambda x: self.attention.step(x, angles, kept, place), text, mask)
+    def step(self, x: Tensor, told: Tensor, mask: Tensor, turns: Tensor, kept: Tensor, place: Tensor) -> Tensor:
+        """One place, x b 1 d; told 2 b h m k, kept 2 b h n k."""
+        attend = partial(self.attention.step, turns=turns, kept=kept, place=place)
+        return self.along(x, attend, partial(self.cross.recall, kept=told, mask=mask))
 
 
 class Level(nn.Module):
@@ -171,6 +173,10 @@ class Hourglass(nn.Module):
         null = self.null.expand(len(text.mask), -1, -1).to(text.states.dtype)
         return torch.cat([null, self.text_norm(text.states)], dim=1), F.pad(text.mask, (1, 0), value=True)
 
+    def told(self, states: Tensor) -> Tensor:
+        """b m c -> l 2 b h m k: keys and values of the text in every layer, for many steps."""
+        return torch.stack([torch.stack(block.cross.offered(states)) for block in self.blocks])  # type: ignore[operator, union-attr]
+
     def logits(self, features: Tensor) -> Tensor:
         """... c -> ... v, fp32"""
         return self.head(features).float()
@@ -210,9 +216,9 @@ class Autoregressive(Hourglass):
         prefix = self.prefix(text, lengths)
         x = torch.cat([prefix.to(groups.dtype), groups], dim=1)
         states, mask = self.context_of(text)
-        angles = self.angles(torch.arange(x.shape[1], device=x.device))
+        turns = self.turns(torch.arange(x.shape[1], device=x.device))
         for block in self.blocks:
-            x = block(x, states, mask, angles)
+            x = block(x, states, mask, turns)
         return self.norm(x[:, PREFIX - 1 :])
 
     def prefix(self, text: TextStates, lengths: Tensor) -> Tensor:
@@ -220,15 +226,16 @@ class Autoregressive(Hourglass):
         told = self.start + self.pooled(self.text_norm(text.pooled))
         return torch.stack([told, self.lengths(lengths).to(told.dtype)], dim=1)
 
-    def angles(self, places: Tensor) -> Tensor:
-        """n -> n k"""
-        return rotary_angles(places[:, None], self.head_width, base=ROTARY_BASE)
+    def turns(self, places: Tensor) -> Tensor:
+        """n -> 2 n k"""
+        return rotary_turns(places[:, None], self.head_width, base=ROTARY_BASE)
 
-    def step(self, x: Tensor, states: Tensor, mask: Tensor, kept: Tensor, place: Tensor) -> Tensor:
-        """One place of the outer sequence, x b 1 d, with kept l 2 b h n k -> what is known of the next group, b d."""
-        angles = self.angles(place)
-        for block, own in zip(self.blocks, kept, strict=True):
-            x = block.step(x, states, mask, angles, own, place)  # type: ignore[operator]
+    def step(self, x: Tensor, told: Tensor, mask: Tensor, kept: Tensor, place: Tensor) -> Tensor:
+        """One place of the outer sequence, x b 1 d, with told l 2 b h m k and kept l 2 b h n k -> what is known of the next
+        group, b d."""
+        turns = self.turns(place).to(x.dtype)
+        for block, text, own in zip(self.blocks, told, kept, strict=True):
+            x = block.step(x, text, mask, turns, own, place)  # type: ignore[operator]
         return self.norm(x[:, 0])
 
 

@@ -22,7 +22,7 @@ from tessera.contracts import Constraint
 from tessera.generators.autoregressive.model import PREFIX, Autoregressive, length_class
 from tessera.nn.drawing import draw, implausible
 from tessera.randomness import mix_tensors, uniform
-from tessera.recording import Recording, mapped, sampling_precision, shapes_of
+from tessera.recording import Lean, Recording, mapped, sampling_precision, shapes_of
 
 CHOICE = 41  # stream of random numbers
 FIRST_ROOM = 64  # groups that the first buffer holds
@@ -107,7 +107,7 @@ class Setup:
     are one batch of twice the size."""
 
     seeds: Tensor  # b int64
-    states: Tensor  # b or 2b, m c: text
+    told: Tensor  # l 2 (b or 2b) h m k: keys and values of the text
     mask: Tensor  # b or 2b, m bool
     kept: Tensor  # l 2 (b or 2b) h n k: keys and values
     out: Tensor  # b n t: groups that are written
@@ -130,10 +130,14 @@ class State:
 class Writer:
     """One way to sample from one generator."""
 
-    net: Autoregressive
+    lean: Lean[Autoregressive]
     config: AutoregressiveSampleConfig
     constraint: Constraint
-    bf16: bool = False
+
+    @property
+    def net(self) -> Autoregressive:
+        """The generator itself."""
+        return self.lean.net
 
     @property
     def tokens(self) -> int:
@@ -144,35 +148,34 @@ class Writer:
         self, text: TextStates, seeds: Tensor, negative: TextStates | None, lengths: Tensor, known: Known | None
     ) -> tuple[Setup, State]:
         """Everything on the device, up to the last place before the first group."""
+        self.lean.refresh()
         net, device, size = self.net, seeds.device, len(seeds)
         if self.config.guided:
             none = text.without(torch.ones(size, dtype=torch.bool, device=device)) if negative is None else negative
             text, lengths = text.joined(none), torch.cat([lengths, lengths])
-        with sampling_precision(device, self.bf16):
+        with sampling_precision(device, self.lean.bf16):
             states, mask = net.context_of(text)
-            prefix = net.prefix(text, length_class(lengths))
+            told, prefix = net.told(states), net.prefix(text, length_class(lengths))
         if known is None:
             known = Known(torch.zeros(size, 1, self.tokens, dtype=torch.long, device=device), torch.zeros_like(seeds))
-        kind = torch.bfloat16 if self.bf16 else torch.float32
+        kind = torch.bfloat16 if self.lean.bf16 else torch.float32
         room = FIRST_ROOM + PREFIX
         kept = torch.zeros(len(net.blocks), 2, len(mask), net.heads, room, net.head_width, dtype=kind, device=device)
         out = torch.zeros(size, room, self.tokens, dtype=torch.long, device=device)
-        setup = Setup(seeds, states.to(kind), mask, kept, out, known)
+        setup = Setup(seeds, told.to(kind), mask, kept, out, known)
         place = torch.zeros(1, dtype=torch.long, device=device)
         prefix = prefix.to(kind)
-        with sampling_precision(device, self.bf16):
-            for index in range(PREFIX - 1):
-                net.step(prefix[:, index : index + 1], setup.states, mask, kept, place + index)
+        for index in range(PREFIX - 1):
+            self.lean.passes.step(prefix[:, index : index + 1], setup.told, mask, kept, place + index)
         begun, allowed = self.constraint.init(size, device)
         ended = torch.zeros(size, dtype=torch.bool, device=device)
         return setup, State(place + PREFIX - 1, prefix[:, -1:], ended, torch.zeros_like(seeds), begun, allowed)
 
     def step_once(self, setup: Setup, state: State) -> State:
         """Writes one group of every sample."""
-        with sampling_precision(state.x.device, self.bf16):
-            context = self.net.step(state.x, setup.states, setup.mask, setup.kept, state.place)
-            group = Group(self, setup, state)
-            vector = self.net.write(context, group.choose)
+        net, group = self.lean.passes, Group(self, setup, state)
+        context = net.step(state.x, setup.told, setup.mask, setup.kept, state.place)
+        vector = net.write(context, group.choose)
         ids = torch.stack(group.ids, dim=-1)
         setup.out.index_copy_(1, state.place - (PREFIX - 1), ids[:, None])
         lengths = state.lengths + ~group.ended
@@ -274,7 +277,7 @@ class Sampler:
         ended = torch.arange(smaller, device=kept.device) >= len(alive)  # copies that fill up
         setup = replace(
             setup,
-            seeds=setup.seeds[kept], states=setup.states[both], mask=setup.mask[both], kept=setup.kept[:, :, both],
+            seeds=setup.seeds[kept], told=setup.told[:, :, both], mask=setup.mask[both], kept=setup.kept[:, :, both],
             out=setup.out[kept], known=Known(setup.known.ids[kept], setup.known.lengths[kept]),
         )  # fmt: skip
         begun = mapped(state.begun, lambda tensor: tensor[kept])

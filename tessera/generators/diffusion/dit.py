@@ -16,7 +16,7 @@ from tessera.generators.diffusion.condition import Condition
 from tessera.generators.diffusion.conditioning import Conditioning, Inputs
 from tessera.nn.adaptive import AdaptiveBlock, num_shifts
 from tessera.nn.attention import linear
-from tessera.nn.positions import grid_coordinates, rotary_angles
+from tessera.nn.positions import grid_coordinates, rotary_turns
 
 
 class DiTConfig(Config):
@@ -48,7 +48,7 @@ class DiT(nn.Module):
     """Peebles and Xie 2023, with text and embedding by cross-attention. Rotation tells where patches are to each other, a learned
     vector for each row and column where they are: in pure noise all patches look alike. An untrained one guesses 0."""
 
-    angles: Tensor
+    turns: Tensor
 
     def __init__(self, config: DiTConfig, inputs: Inputs) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class DiT(nn.Module):
         self.norm = nn.RMSNorm(width, elementwise_affine=False)
         self.modulate = linear(width, 2 * width, gain=0, bias=True)
         self.out = linear(width, inputs.channels_out * patch**2, gain=0, bias=True)
-        self.register_buffer("angles", rotary_angles(grid_coordinates(self.grid), width // config.heads), persistent=False)
+        self.register_buffer("turns", rotary_turns(grid_coordinates(self.grid), width // config.heads), persistent=False)
 
     def forward(self, x: Tensor, level: Tensor, condition: Condition) -> Tensor:
         """x b c h w, level b the log-SNR of the noise on it -> b c h w, with variance b 2c h w"""
@@ -81,7 +81,7 @@ class DiT(nn.Module):
         h = self.embed(patches) + (rows[:, None] + columns[None]).flatten(0, 1)
         h = h.to(shifts.dtype)  # under autocast bf16 from here on
         for block in self.blocks:
-            h = block(h, context, mask, shifts, self.angles)
+            h = block(h, context, mask, shifts, self.turns)
         scale, shift = self.modulate(vector)[:, None].chunk(2, dim=-1)
         guess = self.out(self.norm(h) * (1 + scale) + shift)
         height, _ = self.grid

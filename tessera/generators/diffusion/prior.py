@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from tessera.config import Config
 from tessera.generators.diffusion.condition import Condition
 from tessera.nn.attention import EncoderBlock, RMSNorm, frequencies_of, linear
-from tessera.nn.positions import rotary_angles
+from tessera.nn.positions import rotary_turns
 
 LIMIT = 20.0  # of log-SNR; what lies beyond, also infinity, is told as the limit
 LEVELS = 500.0  # so many are one unit of `frequencies_of`: the fastest sine turns 2 radians a unit of log-SNR
@@ -80,10 +80,10 @@ class Prior(nn.Module):
             single.append(self.before(torch.zeros_like(x) if condition.before is None else condition.before))
         tokens = torch.cat([torch.stack([part.to(x.dtype) for part in single], dim=1) + self.places, states], dim=1)
         mask = F.pad(text.mask, (len(single), 0), value=True)
-        angles = rotary_angles(torch.arange(tokens.shape[1], device=x.device)[:, None], self.head_width)
+        turns = rotary_turns(torch.arange(tokens.shape[1], device=x.device)[:, None], self.head_width)
         tokens = tokens.to(states.dtype)  # bf16 under autocast: less to move
         for block in self.blocks:
-            tokens = block(tokens, mask, angles)
+            tokens = block(tokens, mask, turns)
         return self.out(self.norm(tokens[:, 0])).to(x.dtype)
 
 

@@ -16,7 +16,7 @@ from tessera.batches import TextStates
 from tessera.config import Config
 from tessera.nn.adaptive import AdaptiveBlock
 from tessera.nn.attention import RMSNorm, frequencies_of, linear
-from tessera.nn.positions import grid_coordinates, rotary_angles
+from tessera.nn.positions import grid_coordinates, rotary_turns
 
 LARGE_VOCABULARY = 2**14  # from here on ids are written as two digits
 
@@ -110,7 +110,7 @@ class TokenEmbedding(nn.Module):
 class Trunk(nn.Module):
     """Tokens, text and coarser tokens in, features of every place out: what the generator and its critic share in kind."""
 
-    angles: Tensor
+    turns: Tensor
     below: Tensor
 
     def __init__(
@@ -131,8 +131,8 @@ class Trunk(nn.Module):
         self.condition = linear(width, 9 * width, gain=0, bias=True)
         self.blocks = nn.ModuleList(AdaptiveBlock(width, config.heads, text_width, config.dropout) for _ in range(config.depth))
         self.norm = RMSNorm(width)
-        angles = rotary_angles(grid_coordinates(self.grid), width // config.heads)
-        self.register_buffer("angles", angles, persistent=False)
+        turns = rotary_turns(grid_coordinates(self.grid), width // config.heads)
+        self.register_buffer("turns", turns, persistent=False)
         below = torch.zeros(0, dtype=torch.long) if low is None else cells_below(self.grid, low.grid)
         self.register_buffer("below", below, persistent=False)
 
@@ -152,7 +152,7 @@ class Trunk(nn.Module):
         mask = F.pad(text.mask, (1, 0), value=True)
         x = x.to(shifts.dtype)  # under autocast bf16 from here on: half of what is left of the time is moving these
         for block in self.blocks:
-            x = block(x, states, mask, shifts, self.angles, present)
+            x = block(x, states, mask, shifts, self.turns, present)
         return self.norm(x)
 
     def spread(self, frames: Tensor) -> Tensor:
@@ -164,7 +164,7 @@ class Trunk(nn.Module):
     def absolute(self) -> Tensor:
         """n d, one learned vector for each index of each axis. Rotation says where tokens are to each other; where nothing is
         visible yet all of them look alike, and only this tells left from right."""
-        coordinates = grid_coordinates(self.grid, self.angles.device)
+        coordinates = grid_coordinates(self.grid, self.turns.device)
         return torch.stack([table[index] for table, index in zip(self.places, coordinates.unbind(-1), strict=True)]).sum(0)
 
     def _from_low(self, low: Tensor | None) -> Tensor | float:

@@ -21,6 +21,7 @@ from tessera.recipes.captions import Prompts
 from tessera.recipes.clips.config import KIND, AutoregressiveClipSampleConfig, AutoregressiveClipsConfig
 from tessera.recipes.clips.given import given_latents
 from tessera.recipes.clips.scenes import spans_of
+from tessera.recording import Lean
 from tessera.text.encoders import build_encoder, encode_text, text_width
 from tessera.tokenizers.video.model import VideoTokenizer
 
@@ -48,7 +49,7 @@ class AutoregressiveClips:
     def preview(self, nets: Nets, batch: TokenBatch) -> tuple[Tensor, Tensor]:
         """Ids drawn from the captions and sketches of a batch, as its own are, and their seeds."""
         seeds = torch.arange(len(batch.keys), device=batch.ids.device)
-        sampler = GridSampler(GridWriter(generator_of(nets), GridSampleConfig.part_of(self.config.sample)), recorded=False)
+        sampler = GridSampler(GridWriter(Lean(generator_of(nets)), GridSampleConfig.part_of(self.config.sample)), recorded=False)
         sketch = sketch_of(nets, batch, torch.zeros_like(batch.valid))
         text = encode_text(nets, batch.text)
         return torch.cat(list(sampler(text, seeds, batch.ids.shape[1], lengths=batch.lengths, sketch=sketch)), dim=1), seeds
@@ -64,7 +65,7 @@ class AutoregressiveLatents:
     def __init__(
         self, config: AutoregressiveClipsConfig, nets: Nets, tokenizer: VideoTokenizer, device: torch.device, bf16: bool
     ) -> None:
-        self.config, self.nets, self.tokenizer, self.bf16 = config, nets, tokenizer, bf16
+        self.config, self.nets, self.tokenizer, self.lean = config, nets, tokenizer, Lean(generator_of(nets), bf16)
         self.prompts = Prompts(config.text, device)
         self._samplers: dict[str, GridSampler] = {}
 
@@ -75,7 +76,7 @@ class AutoregressiveLatents:
         if key not in self._samplers:
             if self.config.base.model.nearby.whole and own.order == "wavefront":
                 raise UserError("order wavefront needs a window, and this generator sees whole frames; use order auto")
-            self._samplers[key] = GridSampler(GridWriter(generator_of(self.nets), own, self.bf16))
+            self._samplers[key] = GridSampler(GridWriter(self.lean, own))
         return self._samplers[key]
 
     def pieces(self, chunk: Chunk, takes: Sequence[Sequence[Scene]]) -> Iterator[Piece]:

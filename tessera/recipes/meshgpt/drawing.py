@@ -20,6 +20,7 @@ from tessera.media.meshes import Mesh
 from tessera.recipes.captions import Prompts
 from tessera.recipes.meshgpt.config import MeshGPTConfig, MeshSampleConfig
 from tessera.recipes.meshgpt.tokens import in_bins, meshes_of, tokens_of
+from tessera.recording import Lean
 
 LOSS_CHUNK = 16  # meshes
 
@@ -32,6 +33,8 @@ class Sculptor:
             raise UserError(f"stage base has not been trained yet (trained: {', '.join(stages)}); tessera resume goes on with it")
         self.config, self.stages, self.device = config, stages, device
         self.prompts, self.tokens = Prompts(config.text, device), tokens_of(config)
+        generator: Any = stages["base"]["generator"]
+        self.lean = Lean(generator, device.type == "cuda" and config.engine.precision == "bf16")
         self._samplers: dict[str, Sampler] = {}
 
     @property
@@ -62,9 +65,7 @@ class Sculptor:
         plain = AutoregressiveSampleConfig.part_of(options)
         key = plain.model_dump_json()
         if key not in self._samplers:
-            generator: Any = self.stages["base"]["generator"]
-            bf16 = self.device.type == "cuda" and self.config.engine.precision == "bf16"
-            self._samplers[key] = Sampler(Writer(generator, plain, self.tokens.constraint, bf16))
+            self._samplers[key] = Sampler(Writer(self.lean, plain, self.tokens.constraint))
         return self._samplers[key]
 
     def begun(self, chunk: Chunk, most: int) -> Known | None:

@@ -28,6 +28,7 @@ from tessera.media.sheets import sheet
 from tessera.recipes.captions import settle_captions, training_text
 from tessera.recipes.meshgpt.config import GraphConfig, MeshGPTConfig
 from tessera.recipes.meshgpt.tokens import mesh_of, meshes_of, module_of, sequences, tokens_of
+from tessera.recording import Lean
 from tessera.text.encoders import NoTextConfig, NoTextReader, PrecomputedTextConfig, build_encoder, encode_text, text_width
 from tessera.tokenizers.mesh.graph_stage import build_stage as build_graph
 
@@ -130,7 +131,7 @@ def preview_base(config: MeshGPTConfig, raw: Nets, averaged: Nets, batch: MeshBa
     """Two rows: the fixed samples, and what the generator draws from their captions."""
     tokens, generator = tokens_of(config), averaged["generator"]
     text = encode_text(averaged, batch.text)
-    writer = Writer(generator, config.sample, tokens.constraint)  # type: ignore[arg-type]
+    writer = Writer(Lean(generator), config.sample, tokens.constraint)  # type: ignore[arg-type]
     seeds = torch.arange(len(batch.keys), device=batch.corners.device)
     lengths = torch.full_like(seeds, config.sample.faces)
     ids, faces = Sampler(writer)(text, seeds, config.sample.max_faces or config.data.max_faces, lengths=lengths)

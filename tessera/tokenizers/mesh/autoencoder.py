@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from tessera.config import Config
 from tessera.nn.attention import EncoderBlock, RMSNorm, linear
 from tessera.nn.conv import initialise
-from tessera.nn.positions import rotary_angles
+from tessera.nn.positions import rotary_turns
 from tessera.nn.quantizers import FSQConfig, Quantized, Residual, ResidualConfig
 from tessera.tokenizers.mesh.bins import BinScores
 from tessera.tokenizers.mesh.graph import (
@@ -174,9 +174,9 @@ class FaceAttention(nn.Module):
         if not self.blocks:
             return x
         places = torch.arange(x.shape[1], device=x.device)
-        angles, seen = rotary_angles(places[:, None], self.head_width), mask | (places == 0)
+        turns, seen = rotary_turns(places[:, None], self.head_width), mask | (places == 0)
         for block in self.blocks:
-            x = block(x, seen, angles)
+            x = block(x, seen, turns)
         return x
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tessera.config import Config
 from tessera.nn.attention import Attention, EncoderBlock, FeedForward, RMSNorm, linear
-from tessera.nn.positions import grid_coordinates, rotary_angles
+from tessera.nn.positions import grid_coordinates, rotary_turns
 from tessera.nn.quantizers import FSQConfig, QuantizerConfig
 from tessera.tokenizers.video.conv import Memory
 
@@ -71,9 +71,9 @@ class WindowBlock(nn.Module):
         self.norm1, self.norm2 = RMSNorm(width), RMSNorm(width)
         self.attention, self.feed_forward = Attention(width, heads), FeedForward(width)
 
-    def forward(self, x: Tensor, angles: Tensor, past: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """b n d, angles n d/2, past 2 b h m k: keys and values of the places before, None at the start. Returns the next ones."""
-        query, key, value = self.attention.project(self.norm1(x), None, angles)
+    def forward(self, x: Tensor, turns: Tensor, past: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """b n d, turns 2 n k, past 2 b h m k: keys and values of the places before, None at the start. Returns the next."""
+        query, key, value = self.attention.project(self.norm1(x), None, turns)
         known = torch.stack([key, value])
         if past is not None:
             known = torch.cat([past.to(known.dtype), known], dim=3)
@@ -101,10 +101,10 @@ class Spatial(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """b k h w d -> b k h w d"""
         num, _, height, width, _ = x.shape
-        angles = rotary_angles(grid_coordinates((height, width), x.device), self.head_width)
+        turns = rotary_turns(grid_coordinates((height, width), x.device), self.head_width)
         x = rearrange(x, "b k h w d -> (b k) (h w) d")
         for block in self.blocks:
-            x = block(x, None, angles)
+            x = block(x, None, turns)
         return rearrange(x, "(b k) (h w) d -> b k h w d", b=num, h=height)
 
 
@@ -120,10 +120,10 @@ class Temporal(nn.Module):
         """b k h w d -> b k h w d. A memory: how many latent frames there were, then what every block keeps."""
         num, length, height, _, _ = x.shape
         place = torch.zeros((), dtype=torch.int64, device=x.device) if memory is None else memory[0]
-        angles = rotary_angles((place + torch.arange(length, device=x.device))[:, None], self.head_width)
+        turns = rotary_turns((place + torch.arange(length, device=x.device))[:, None], self.head_width)
         x, kept = rearrange(x, "b k h w d -> (b h w) k d"), [place + length]
         for index, block in enumerate(self.blocks):
-            x, own = block(x, angles, None if memory is None else memory[1 + index])
+            x, own = block(x, turns, None if memory is None else memory[1 + index])
             if keep:
                 kept.append(own.clone())
         return rearrange(x, "(b h w) k d -> b k h w d", b=num, h=height), tuple(kept) if keep else ()
