@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+COLDEST = 1e-6  # below it only the most probable token is left, and logits divided by it might overflow
+
 
 def draw(logits: Tensor, numbers: Tensor, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0) -> Tensor:
     """logits ... v, numbers ... in [0, 1) -> ...: tokens with the probabilities of softmax(logits / temperature), perhaps only
@@ -15,7 +17,7 @@ def draw(logits: Tensor, numbers: Tensor, temperature: float = 1.0, top_p: float
     Gumbel noise would need v numbers a place and gives the same distribution. Sums are fp64, so that a token of probability 0
     cannot be reached by rounding.
     """
-    if temperature == 0:
+    if temperature < COLDEST:
         return logits.argmax(-1)
     if 0 < top_k < logits.shape[-1]:
         logits = logits.masked_fill(logits < logits.topk(top_k, dim=-1).values[..., -1:], -math.inf)

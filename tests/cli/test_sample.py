@@ -137,6 +137,7 @@ def test_it_says_which_stages_drew(tessera: Run, tmp_path: Path, generated: Path
         (["a", "--seed", "-1"], "seed is -1"),
         (["a", "--steps", "0"], "sample.steps (--steps): found 0; expected a whole number >= 1"),
         (["a", "--guidance", "-1"], "sample.guidance (--guidance): found -1"),
+        (["a", "--guidance", "1e39"], "sample.guidance (--guidance): found 1.0e+39; expected a number >= 0 and <= 1000"),
         (["a", "--mask", "mask.png"], "mask is given without an image"),
         (["a", "--image", "nowhere.png"], "nowhere.png: no such file"),
         (["a", "--towards", "mask.png"], "towards is given without an image"),

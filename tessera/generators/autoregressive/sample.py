@@ -32,7 +32,7 @@ LOOK_EVERY = 8  # groups from one look at which rows have ended to the next
 class ChoiceConfig(Config):
     """How tokens are chosen."""
 
-    guidance: float = Field(2.0, ge=0)
+    guidance: float = Field(2.0, ge=0, le=1000)
     """Pull towards the text: logits of the unconditional branch plus this times the difference. 1 is none, at half the cost."""
     temperature: float = Field(1.0, ge=0)
     """Of the choice of tokens; 0 takes the most probable."""

@@ -31,7 +31,7 @@ class MaskedSampleConfig(Config):
 
     steps: int = Field(18, ge=1)
     """Passes through the network."""
-    guidance: float = Field(3.0, ge=0)
+    guidance: float = Field(3.0, ge=0, le=1000)
     """Pull towards the text: logits of the unconditional branch plus this times the difference. 1 is none, at half the cost."""
     guidance_ramp: bool = True
     """Rise linearly from 1 to the full guidance over the steps: early tokens stay varied."""

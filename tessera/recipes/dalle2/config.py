@@ -106,7 +106,7 @@ class PriorSampleConfig(SamplerConfig):
     """From noise to clean."""
     threshold: Literal["none", "static", "dynamic"] = "none"
     """None: an embedding is no picture."""
-    guidance: float = Field(1.0, ge=0)
+    guidance: float = Field(1.0, ge=0, le=1000)
     """Pull of the text. 1 is none."""
     candidates: int = Field(2, ge=1, le=64)
     """Embeddings that are drawn for each picture; the one that is nearest to the text's is taken. Embeddings from files have no
@@ -123,7 +123,7 @@ class UpsamplerSampleConfig(SamplerConfig):
 
     steps: int = Field(16, ge=1)
     """From noise to clean."""
-    guidance: float = Field(1.0, ge=0)
+    guidance: float = Field(1.0, ge=0, le=1000)
     """Pull of the text in upsamplers that are told it. 1 is none."""
 
     @property
@@ -135,9 +135,9 @@ class UpsamplerSampleConfig(SamplerConfig):
 class Dalle2SampleConfig(SamplerConfig):
     """How pictures are drawn; each value can be changed per call. What stands here itself is the decoder's."""
 
-    guidance: float = Field(3.0, ge=0)
+    guidance: float = Field(3.0, ge=0, le=1000)
     """Pull of the text in the decoder. 1 is none."""
-    embedding_guidance: float = Field(1.0, ge=0)
+    embedding_guidance: float = Field(1.0, ge=0, le=1000)
     """Pull of the embedding in the decoder. 1 is none; as large as `guidance` it spares a branch."""
     guidance_levels: tuple[float, float] | None = None
     """Lowest and highest level (log-SNR) with guidance; others cost one branch. null: all."""

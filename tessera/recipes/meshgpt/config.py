@@ -33,7 +33,7 @@ class BaseConfig(AutoregressiveStageConfig):
 class MeshSampleConfig(AutoregressiveSampleConfig):
     """How meshes are drawn; each value can be changed per call."""
 
-    guidance: float = Field(1.5, ge=0)
+    guidance: float = Field(1.5, ge=0, le=1000)
     """Pull towards the text: logits of the unconditional branch plus this times the difference. 1 is none, at half the cost."""
     temperature: float = Field(0.5, ge=0)
     """Of the choice of tokens; 0 takes the most probable. One wrong corner spoils a mesh, so well below 1."""
