@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tessera.config import Config
 from tessera.nn.attention import EncoderBlock
-from tessera.nn.positions import rotary_angles
+from tessera.nn.positions import rotary_turns
 from tessera.nn.quantizers import FSQConfig, LFQConfig, QuantizerConfig, ResidualConfig, VQConfig
 from tessera.tokenizers.image.model import ImageTokenizer, ImageTokenizerConfig
 from tessera.tokenizers.video.conv import CausalConvConfig, TimeBlock, TimeDownsample, TimeUpsample
@@ -237,7 +237,7 @@ def test_attention_sees_its_window_and_no_more(window: int) -> None:
     """A block changes nothing between places but by attention, so what reaches place i shows what it sees."""
     torch.manual_seed(0)
     x = torch.randn(1, 6, 16, requires_grad=True)
-    seen, _ = WindowBlock(16, 2, window)(x, torch.zeros(6, 4))
+    seen, _ = WindowBlock(16, 2, window)(x, rotary_turns(torch.zeros(6, 1), 8))
     for place in range(6):
         (slope,) = torch.autograd.grad(seen[:, place].sum(), x, retain_graph=True)
         wanted = [0 <= place - other < window for other in range(6)]
@@ -248,10 +248,10 @@ def test_attention_sees_its_window_and_no_more(window: int) -> None:
 def test_queries_keys_and_values_are_of_normalised_tokens(block: WindowBlock | EncoderBlock) -> None:
     """What attention adds does not grow with what it reads."""
     nn.init.zeros_(block.feed_forward.down.weight)
-    x, angles = torch.randn(2, 5, 16, dtype=torch.float64), rotary_angles(torch.arange(5)[:, None], 8)
+    x, turns = torch.randn(2, 5, 16, dtype=torch.float64), rotary_turns(torch.arange(5)[:, None], 8)
 
     def added(x: Tensor) -> Tensor:
-        return (block(x, angles)[0] if isinstance(block, WindowBlock) else block(x, None, angles)) - x
+        return (block(x, turns)[0] if isinstance(block, WindowBlock) else block(x, None, turns)) - x
 
     block.double()
     torch.testing.assert_close(added(1000 * x), added(x), rtol=1e-6, atol=1e-6)
@@ -260,11 +260,11 @@ def test_queries_keys_and_values_are_of_normalised_tokens(block: WindowBlock | E
 
 def test_a_window_as_long_as_the_clip_is_plain_causal_attention() -> None:
     torch.manual_seed(0)
-    block, x, angles = WindowBlock(16, 2, 6), torch.randn(2, 6, 16), torch.randn(6, 4)
-    query, key, value = block.attention.project(block.norm1(x), None, angles)
+    block, x, turns = WindowBlock(16, 2, 6), torch.randn(2, 6, 16), rotary_turns(torch.randn(6, 1), 8)
+    query, key, value = block.attention.project(block.norm1(x), None, turns)
     logits = (query @ key.transpose(-1, -2) / 8**0.5).masked_fill(torch.ones(6, 6).triu(1).bool(), -torch.inf)
     h = x + block.attention.join(logits.softmax(-1) @ value)
-    torch.testing.assert_close(block(x, angles)[0], h + block.feed_forward(block.norm2(h)), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(block(x, turns)[0], h + block.feed_forward(block.norm2(h)), rtol=1e-4, atol=1e-5)
 
 
 # ---- quantizers and configs
