@@ -79,6 +79,8 @@ def fitted(config: GridStageConfig) -> GridStageConfig:
     model = config.model
     if "layers8" in variant():
         model = model.model_copy(update={"depth": 8})
+    if "first_whole" in variant():
+        model = model.model_copy(update={"nearby": model.nearby.model_copy(update={"first_whole": True})})
     if reduced():
         model = model.model_copy(update={"width": 64, "depth": 3, "heads": 2, "inner_width": 32})
     return config.model_copy(update={"model": model})

@@ -41,6 +41,7 @@ WORDS = {
     "frames": "clips: whole frames are shown or taken away, as presets train, which masks attention",
     "fp32": "sampling: pixels in full precision, not bf16; video.ar: ids too",
     "layers8": "video.ar: 8 layers as the peer has, which then are two thirds of its parameters",
+    "first_whole": "video.ar: the first frame is seen whole, as presets have it, and drawn cell by cell",
     "dense": "video.ar.lengths: only a mask over all pairs",
     "causal": "video.ar.lengths: only everything before",
     "nearby": "video.ar.lengths: only FlexAttention's tiles",
@@ -85,10 +86,10 @@ class Unmasked(Attention):
     """Attention that ignores its mask: what a mask costs is the difference."""
 
     def forward(
-        self, x: Tensor, context: Tensor | None = None, mask: Tensor | None = None, angles: Tensor | None = None
+        self, x: Tensor, context: Tensor | None = None, mask: Tensor | None = None, turns: Tensor | None = None
     ) -> Tensor:
         """As that of Attention."""
-        return super().forward(x, context, None, angles)
+        return super().forward(x, context, None, turns)
 
 
 @contextmanager

@@ -138,6 +138,13 @@ def test_layers_of_a_variant(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fitted(GENERATOR).model == GENERATOR.model.model_copy(update={"depth": 8})
 
 
+def test_a_first_frame_that_is_seen_whole_is_drawn_cell_by_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    short = CASES["video.ar.sample"](None)["passes"]
+    monkeypatch.setenv("TESSERA_BENCH", "first_whole")
+    row = CASES["video.ar.sample"](None)
+    assert (short, row["passes"], row["variant"]) == (2 * 3 + 4, 4 * 4, "first_whole")
+
+
 def test_a_frame_takes_46_passes_at_the_full_size() -> None:
     with torch.device("meta"):
         nets = build_nets(GENERATOR, vocab_size=8192, grid=(10, 16, 16), text_width=512)

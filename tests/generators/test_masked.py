@@ -18,6 +18,7 @@ from tessera.generators.masked.masking import capacity, gather_hidden, hide, mas
 from tessera.generators.masked.model import MaskedConfig, MaskedTransformer, digit_sizes
 from tessera.generators.masked.sample import MaskedSampleConfig, sample
 from tessera.generators.masked.stage import MaskedStageConfig, build_nets, build_stage
+from tessera.nn.positions import rotary_turns
 from tessera.text.bytes import ByteEncoder, ByteTextConfig, read_bytes
 from tests.generators.masked_toys import GRID, VOCABULARY, WORDS, batch, critic, encoder, generator, random_batch, wordless
 
@@ -33,7 +34,7 @@ def test_queries_keys_and_values_are_of_normalised_tokens() -> None:
     x, text, mask = torch.randn(2, 12, 32).double(), torch.randn(2, 3, 32).double(), torch.ones(2, 3, dtype=torch.bool)
 
     def added(x: Tensor) -> Tensor:
-        return block(x, text, mask, torch.zeros(2, 9, 32).double(), torch.zeros(12, 8)) - x
+        return block(x, text, mask, torch.zeros(2, 9, 32).double(), rotary_turns(torch.zeros(12, 1), 16)) - x
 
     torch.testing.assert_close(added(1000 * x), added(x), rtol=1e-6, atol=1e-6)
     assert added(x).abs().max() > 0.01
