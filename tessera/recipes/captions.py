@@ -10,7 +10,7 @@ import torch
 from tessera.batches import ReadText, Text, TextStates
 from tessera.contracts import Nets
 from tessera.data.loader import Feed
-from tessera.data.sources import Source, captions_of, split_indices
+from tessera.data.sources import Source, captions_of
 from tessera.data.text_cache import CachedText, write_text_states
 from tessera.data.text_files import PrecomputedText
 from tessera.text.encoders import (
@@ -68,7 +68,6 @@ class Prompts:
         return reader(config)(captions, [""] * len(captions)).to(self.device)
 
 
-def settle_captions(config: TextConfig, source: Source, validation_fraction: float) -> TextConfig:
-    """The text section with what only the training captions know."""
-    train, _ = split_indices(source, validation_fraction)
-    return settle(config, (source.caption(int(index)) for index in train))
+def settle_captions(config: TextConfig, source: Source) -> TextConfig:
+    """The text section with what only the captions know: all of them, so that a class of validation alone is one, too."""
+    return settle(config, (caption for index in range(len(source)) for caption in captions_of(source, index)))

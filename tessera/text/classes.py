@@ -28,7 +28,7 @@ class ClassTextConfig(Config):
     width: int = Field(256, ge=1)
     """Channels."""
     names: tuple[str, ...] = ()
-    """The classes, in the order of their vectors; left empty, the distinct captions of the training data, sorted."""
+    """The classes, in the order of their vectors; left empty, the distinct captions of the data, sorted."""
 
     @model_validator(mode="after")
     def _distinct(self) -> ClassTextConfig:

@@ -88,7 +88,7 @@ def text_width(config: TextConfig) -> int:
 def settle(config: TextConfig, captions: Iterable[str | None]) -> TextConfig:
     """The same config, completed with what only the data or the model knows: class names, widths, absolute paths.
 
-    `captions` are those of the training samples; they are read only where classes are made of them.
+    `captions` are those of all samples; they are read only where classes are made of them.
     """
     if isinstance(config, ClassTextConfig):
         return settle_classes(config, captions)
@@ -105,7 +105,7 @@ def build_encoder(config: TextConfig) -> nn.Module | None:
         return ByteEncoder(config)
     if isinstance(config, ClassTextConfig):
         if not config.names:
-            raise UserError("text.names is empty; settle the config with the training captions, or name the classes")
+            raise UserError("text.names is empty; settle the config with the captions, or name the classes")
         return ClassEncoder(config)
     return None
 

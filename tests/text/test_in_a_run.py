@@ -88,15 +88,15 @@ def test_clips_learn_from_what_prompts_give_and_are_drawn_of_it(
     assert not same(drawn[:1], drawn[1:]), "after two steps it matters what is asked for"
 
 
-def test_classes_are_those_of_the_training_captions(tmp_path: Path) -> None:
-    for name, colour in (("red", (255, 0, 0)), ("blue", (0, 0, 255))):
+def test_classes_are_those_of_all_captions_also_of_what_is_held_out(tmp_path: Path) -> None:
+    for name, colour in (("train/red", (255, 0, 0)), ("train/blue", (0, 0, 255)), ("val/green", (0, 255, 0))):
         for index in range(8):
             path = tmp_path / "data" / name / f"{index}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             write_png(path, np.full((16, 16, 3), colour, np.uint8))
     run = pipeline.train(small_config(tmp_path / "data", text="{kind: classes, width: 16}"), run=tmp_path / "run")
     session = load(run, device="cpu")
-    assert session.config.text.names == ("blue", "red")
+    assert session.config.text.names == ("blue", "green", "red")
     assert len(session.sample(["red", "blue"])) == 2
     with pytest.raises(UserError, match="rad"):
         session.sample("rad")

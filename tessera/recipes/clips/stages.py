@@ -76,7 +76,7 @@ def adopt(config: ClipsConfig, read: Callable[[str], Any]) -> ClipsConfig:
 
 def settle(config: ClipsConfig, source: Source) -> ClipsConfig:
     """What only the data knows: how captions are read, and how fast clips are shown."""
-    text = settle_captions(config.text, source, config.data.validation_fraction)
+    text = settle_captions(config.text, source)
     sample = config.sample
     if sample.fps is None:
         sample = sample.model_copy(update={"fps": frame_rate(source, config.data)})

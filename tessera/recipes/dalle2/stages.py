@@ -56,7 +56,7 @@ def steps(config: Dalle2Config) -> Sequence[Train]:
 
 def settle(config: Dalle2Config, source: Source) -> Dalle2Config:
     """What only the data knows of how captions are read, and of how wide embeddings are."""
-    text = settle_captions(config.text, source, config.data.validation_fraction)
+    text = settle_captions(config.text, source)
     try:
         width = width_elsewhere(config, source)
     except UserError:

@@ -61,7 +61,7 @@ def adopt(config: MeshGPTConfig, read: Callable[[str], Any]) -> MeshGPTConfig:
 
 def settle(config: MeshGPTConfig, source: Source) -> MeshGPTConfig:
     """What only the data knows of how captions are read."""
-    text = settle_captions(config.text, source, config.data.validation_fraction)
+    text = settle_captions(config.text, source)
     return config if text == config.text else config.model_copy(update={"text": text})
 
 

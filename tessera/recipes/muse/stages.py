@@ -66,7 +66,7 @@ def adopt(config: MuseConfig, read: Callable[[str], Any]) -> MuseConfig:
 
 def settle(config: MuseConfig, source: Source) -> MuseConfig:
     """What only the data knows of how captions are read."""
-    text = settle_captions(config.text, source, config.data.validation_fraction)
+    text = settle_captions(config.text, source)
     return config if text == config.text else config.model_copy(update={"text": text})
 
 
