@@ -81,7 +81,7 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class FileEmbeddings(Embeddings):
-    """Rows of .npy files. A file that is not whole, or too short for its samples, gives nothing."""
+    """Rows of .npy files. A file that is not whole, or too short or too long for its samples, gives nothing."""
 
     width: int
     files: tuple[Rows | str, ...]  # or why not
@@ -211,7 +211,20 @@ def _fitting(path: Path, rows: npt.NDArray[np.int64], config: ShardEmbeddingsCon
         return f"{path.name} has {found.num:,} rows, and a sample of its tar asks for row {rows.max():,}{advice}"
     if len(np.unique(rows[rows >= 0])) < (rows >= 0).sum():
         return f"{path.name}: two samples of its tar ask for the same row"
-    return found
+    return _unclaimed(found, int(rows.max(initial=-1)) + 1) or found
+
+
+def _unclaimed(found: Rows, end: int) -> str:
+    """Why a file that goes on behind the rows of its tar was made for others; empty rows there are of samples that are gone."""
+    try:
+        if not end or not any(found.read(row).any() for row in range(end, found.num)):
+            return ""
+    except Absent as absent:
+        return str(absent)
+    return (
+        f"{found.path.name} has {found.num:,} rows, and no sample of its tar asks for rows {end:,} to {found.num - 1:,}, which "
+        f"should then be missing or zeros"
+    )
 
 
 def _places(shard: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:

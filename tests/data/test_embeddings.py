@@ -148,10 +148,10 @@ def test_a_tar_that_is_cut_in_the_middle(tmp_path: Path, length: int) -> None:
     assert len(lost) <= 1, "its picture is whole, and the array behind it is cut"
     check(embeddings, dict.fromkeys(lost, "no *.img_emb.npy of its own in its tar"), keys)
     rows = write_rows(tmp_path / "rows")
-    check(open_embeddings(shards_config(rows), source), {}, keys)
-    by_place = open_embeddings(shards_config(rows, rows="place"), source)
     short = [key for key in keys if key.startswith("00001/")]
-    check(by_place, {} if len(short) in (0, 4) else dict.fromkeys(short, "4 rows, and its tar"), keys)
+    for how, told in (("name", "4 rows, and no sample of its tar asks for rows"), ("place", "4 rows, and its tar")):
+        wrong = {} if len(short) in (0, 4) else dict.fromkeys(short, told)
+        check(open_embeddings(shards_config(rows, rows=how), source), wrong, keys)
 
 
 def test_a_tar_that_is_cut_after_it_was_opened(folder: Path) -> None:
@@ -192,6 +192,18 @@ def test_rows_follow_names_where_samples_are_left_out(tmp_path: Path) -> None:
     check(open_embeddings(shards_config(rows), source), {}, keys)
     by_place = open_embeddings(shards_config(rows, rows="place"), source)
     check(by_place, {key: "4 rows, and its tar 3 pictures" for key in keys if key[:5] != "00000"}, keys)
+
+
+def test_rows_behind_the_last_name_are_zeros_or_nobody_s(tmp_path: Path) -> None:
+    source = tars(write_tars(tmp_path / "tars", arrays=False, leave_out=("000010003",)))
+    keys = [key for key in KEYS if not key.endswith("000010003")]
+    path = write_rows(tmp_path / "rows") / "img_emb_0001.npy"
+    wrong = "4 rows, and no sample of its tar asks for rows 3 to 3, which should then be missing or zeros"
+    check(open_embeddings(shards_config(path.parent), source), dict.fromkeys(keys[4:7], wrong), keys)
+    array = np.load(path)
+    array[3] = 0
+    np.save(path, array)
+    check(open_embeddings(shards_config(path.parent), source), {}, keys)
 
 
 def test_packed_rows_are_not_taken_for_numbered_ones(tmp_path: Path) -> None:

@@ -138,6 +138,12 @@ def not_a_number(path: Path) -> None:
     np.save(path, array)
 
 
+def too_long(path: Path) -> None:
+    """The rows of the second tar from the third on, and two that are nobody's: each would find a vector, of another."""
+    array = np.load(path)
+    np.save(path, np.concatenate([array[2:], array[:4]]))
+
+
 SECOND = KEYS[PER_SHARD : 2 * PER_SHARD]
 FAULTS = {  # how it is written, whom it costs, what is told
     "a key without": (one_array(None), KEYS[AT : AT + 1], "no *.img_emb.npy of its own in its tar"),
@@ -147,13 +153,14 @@ FAULTS = {  # how it is written, whom it costs, what is told
     "cut tar": (cut_tar, KEYS[AT : 2 * PER_SHARD], "no *.img_emb.npy of its own in its tar: 1 (00001/000010003)"),
     "missing": (one_file(Path.unlink), SECOND, "img_emb_0001.npy is missing: 10"),
     "length": (one_file(lambda path: np.save(path, np.load(path)[:8])), SECOND, "8 rows, and a sample of its tar asks for row 9"),
+    "long": (one_file(too_long), SECOND, "12 rows, and no sample of its tar asks for rows 10 to 11"),
     "dtype": (one_file(lambda path: np.save(path, np.load(path).astype(np.int32))), SECOND, "expected floats by rows: 10"),
     "nan": (one_file(not_a_number), KEYS[AT : AT + 1], f"numbers that are not finite: 1 ({KEYS[AT]})"),
     "pickle": (one_file(lambda path: path.write_bytes(pickle.dumps([1.0]))), SECOND, "is no .npy file"),
 }
 
 
-COMMON = ("a key without", "cut tar", "missing", "length", "nan")
+COMMON = ("a key without", "cut tar", "missing", "length", "long", "nan")
 
 
 @pytest.mark.parametrize(
