@@ -1,4 +1,14 @@
-"""Every sampler, step by step, beside the schedulers of `diffusers`, on the same made-up network."""
+"""Every sampler with every process, step by step, beside the schedulers of `diffusers`, on the same made-up network.
+
+| | euler | heun | dpm | ddim, eta 0 to 1 | ancestral |
+|---|---|---|---|---|---|
+| flow | FlowMatchEuler | FlowMatchHeun | DPMSolverMultistep | DDIM, rescaled | EulerAncestral, rescaled |
+| edm | EDMEuler | Heun | EDMDPMSolverMultistep | DDIM, rescaled | EulerAncestral |
+| ddpm: noise, clean, v | Euler, rescaled | FlowMatchHeun, rescaled | DPMSolverMultistep | DDIM | DDPM, three variances |
+
+Rescaled: the scheduler keeps x in another family. At one level clean and noise have one ratio in all of them, so theirs is ours
+times a number that the level alone decides, and the network is asked about ours.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +51,10 @@ def guess_at(level: Tensor, x: Tensor) -> Tensor:
     return crooked(x, level.float(), Condition())
 
 
-def output_at(made: Process, level: Tensor, x: Tensor) -> Tensor:
-    """What the network puts out, in fp64: a scheduler's own words for it."""
+def output_at(made: Process, level: Tensor, x: Tensor, clean: Tensor | None = None) -> Tensor:
+    """What the network puts out, in fp64: a scheduler's own words for it. `clean` if it was guessed of another's x."""
     x, level = x.double(), level.double()
-    clean, family = guess_at(level, x.float()).double(), made.family
+    clean, family = (guess_at(level, x.float()) if clean is None else clean).double(), made.family
     u, w = made.shares(level)
     return (u * clean + w * (x - family.alpha(level) * clean) / family.sigma(level)).float()
 
@@ -88,18 +98,22 @@ def test_flow_euler(shift: float) -> None:
     agree(found, wanted)
 
 
-def test_flow_heun() -> None:
-    theirs = FlowMatchHeunDiscreteScheduler()
+@pytest.mark.parametrize("name", ["flow", "noise", "clean", "v"])
+def test_heun(name: str) -> None:
+    """DDPM goes along flow's path: theirs keeps x / (alpha + sigma)."""
+    theirs, made = FlowMatchHeunDiscreteScheduler(), process(name)
+    theirs.sigma_max = 1.0 if name == "flow" else 0.99  # of noise alone a network that predicts it says nothing
     theirs.set_timesteps(STEPS)
     levels, x = flow_levels(torch.unique(theirs.sigmas).flip(0)[:-1]), noise()
-    found = walk(sampler_of(process("flow"), crooked, levels, sampler="heun", steps=STEPS), x)
+    scales = (made.family.alpha(levels) + made.family.sigma(levels)).float()
+    found = walk(sampler_of(made, crooked, levels, sampler="heun", steps=STEPS), x * scales[0])
     wanted = []
     for index, time in enumerate(theirs.timesteps):
-        sigma = theirs.sigmas[index]
-        x = theirs.step((x - guess_at(flow_levels(sigma), x)) / sigma, time, x, return_dict=False)[0]
+        sigma, scale = theirs.sigmas[index], scales[(index + 1) // 2]
+        x = theirs.step((x - guess_at(flow_levels(sigma), x * scale)) / sigma, time, x, return_dict=False)[0]
         if theirs.state_in_first_order or index == len(theirs.timesteps) - 1:
-            wanted.append(x)
-    agree(found, wanted)
+            wanted.append(x * scales[len(wanted) + 1] if len(wanted) + 1 < STEPS else x)
+    agree(found, wanted, 2e-5 if name == "flow" else 1e-4)
 
 
 def test_flow_dpm() -> None:
@@ -134,7 +148,7 @@ def test_edm(sampler: str) -> None:
     agree(found, wanted, 3e-4)
 
 
-@pytest.mark.parametrize("name", ["noise", "v"])
+@pytest.mark.parametrize("name", ["noise", "clean", "v"])
 def test_preserving_euler(name: str) -> None:
     """Theirs keeps x / alpha."""
     theirs = EulerDiscreteScheduler(prediction_type=THEIR_NAMES[name], timestep_spacing="linspace")
@@ -179,23 +193,26 @@ def test_preserving_dpm(name: str) -> None:
     agree(found, wanted, 2e-4)
 
 
-@pytest.mark.parametrize("name", ["noise", "clean", "v"])
+@pytest.mark.parametrize("name", ["flow", "edm", "noise", "clean", "v"])
 @pytest.mark.parametrize("eta", [0.0, 0.6, 1.0])
 def test_ddim(name: str, eta: float) -> None:
+    """Theirs keeps x as DDPM does."""
     theirs = DDIMScheduler(
-        beta_schedule="linear", prediction_type=THEIR_NAMES[name], clip_sample=False, timestep_spacing="trailing"
+        beta_end=0.012, prediction_type=THEIR_NAMES.get(name, "epsilon"), clip_sample=False, timestep_spacing="trailing"
     )
     theirs.set_timesteps(8)
-    made, x = process(name), noise()
-    levels, sampler = of_kept(theirs), "ddim" if eta else "euler"
-    found = walk(sampler_of(made, crooked, levels, sampler=sampler, eta=eta, steps=8), x)
+    made, words, x = process(name), process(name if name in THEIR_NAMES else "noise"), noise()
+    levels = of_kept(theirs)
+    scales = (made.family.alpha(levels) / words.family.alpha(levels)).float()
+    found = walk(sampler_of(made, crooked, levels, sampler="ddim", eta=eta, steps=8), x * scales[0])
     wanted = []
     for index, time in enumerate(theirs.timesteps):
         keys = mix_tensors(torch.arange(len(x)), torch.tensor([index]))
-        output, fresh = output_at(made, levels[index], x), noise_like(x, keys, FRESH)
+        clean, fresh = guess_at(levels[index], x * scales[index]), noise_like(x, keys, FRESH)
+        output = output_at(words, levels[index], x, clean)
         x = theirs.step(output, int(time), x, eta=eta, variance_noise=fresh, return_dict=False)[0]
         wanted.append(x)
-    agree(found, wanted, 2e-4)
+    agree(found, [part * scale for part, scale in zip(wanted, [*scales[1:], 1], strict=True)], 2e-4)
 
 
 def replay_noise(monkeypatch: pytest.MonkeyPatch, module: Any, x: Tensor) -> list[int]:
@@ -231,19 +248,22 @@ def test_ancestral(name: str, variance: str, monkeypatch: pytest.MonkeyPatch) ->
     agree(found[:last], wanted[:last], 3e-4)
 
 
-def test_ancestral_with_noise_on_top(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["edm", "flow"])
+def test_ancestral_with_noise_on_top(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Theirs keeps x / alpha."""
     theirs = EulerAncestralDiscreteScheduler(beta_end=0.012, prediction_type="epsilon", timestep_spacing="linspace")
     theirs.set_timesteps(STEPS)
-    levels, made = of_ratio(theirs.sigmas[:-1]), process("edm")
-    x = noise() * float(theirs.sigmas[0])
-    found = walk(sampler_of(made, crooked, levels, sampler="ancestral", steps=STEPS), x)
+    levels, made = of_ratio(theirs.sigmas[:-1]), process(name)
+    x, scales = noise() * float(theirs.sigmas[0]), made.family.alpha(levels).float()
+    found = walk(sampler_of(made, crooked, levels, sampler="ancestral", steps=STEPS), x * scales[0])
     wanted, at = [], replay_noise(monkeypatch, scheduling_euler_ancestral_discrete, x)
     for index, time in enumerate(theirs.timesteps):
         at[0] = index
         theirs.scale_model_input(x, time)
-        x = theirs.step((x - guess_at(levels[index], x)) / theirs.sigmas[index], time, x, return_dict=False)[0]
+        clean = guess_at(levels[index], x * scales[index])
+        x = theirs.step((x - clean) / theirs.sigmas[index], time, x, return_dict=False)[0]
         wanted.append(x)
-    agree(found, wanted, 2e-4)
+    agree(found, [part * scale for part, scale in zip(wanted, [*scales[1:], 1], strict=True)], 2e-4)
 
 
 def test_dynamic_threshold() -> None:
