@@ -253,8 +253,8 @@ class Chunk:
     frames: Tensor | None = None  # b c t h w in [-1, 1]: frames of a clip that are given, at their places; others hold anything
     given: Tensor | None = None  # t bool with `frames`: which ones are given; what is drawn may be longer than t
     scenes: Sequence[Scene] | None = None  # of a clip of several scenes; then captions are not read
-    sketch: Tensor | None = None  # b k h w ids: of a sketch of the clip's first frames, which may be longer or shorter than these
-    sketch_length: int = 0  # with `sketch`: how many of its latent frames are there; what lies behind them counts nowhere
+    sketch: Tensor | None = None  # b k h w ids: of a sketch of the clip, at their places; what is drawn may be longer or shorter
+    sketched: Tensor | None = None  # k bool with `sketch`: which of its latent frames are there; the others count nowhere
 
 
 class Draw(Protocol):

@@ -70,7 +70,7 @@ COMMANDS = {
     ],
     "docs/recipes/meshgpt.md": [*RECIPE, *["sample"] * 5],
     "docs/recipes/phenaki.md": [*RECIPE, "train", *["sample"] * 8, "train"],
-    "docs/recipes/nuwa.md": [*RECIPE, *["train"] * 3, *["sample"] * 6, "train", "sample"],
+    "docs/recipes/nuwa.md": [*RECIPE, *["train"] * 3, *["sample"] * 6, "train", "sample", "sample"],
 }
 EXTRA = {
     "README.md": PICTURES,

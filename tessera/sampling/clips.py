@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -12,12 +12,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from tessera.batches import from_uint8, num_frames, num_latent, num_whole, to_uint8
+from tessera.batches import from_uint8, num_frames, num_latent, to_uint8
 from tessera.config import UserError, VideoDataConfig
 from tessera.media.clip_facts import DEFAULT_FPS, Look
 from tessera.media.clips import AvMissing, Clip, ClipFacts, Frames, UnreadableClip, read_clip
 from tessera.media.framing import filled, frames_from, letterbox, room_from, side_of
 from tessera.media.images import Pixels, fit
+from tessera.recipes.clips.given import latents_of
 from tessera.recipes.precision import full_precision
 from tessera.sampling.request import Request
 
@@ -48,34 +49,52 @@ def given_frames(
                 f"the clip is to have {counted(total)}, and the image has as many or more, so nothing would be drawn; "
                 f"ask for more: --frames N, or sample.frames"
             )
-    for place, picture in request.keyframes:
+    known |= single_frames(request.keyframes, total, data, "keyframe", known)
+    if len(known) == total:
+        raise UserError(f"all {total:,} frames are given, so nothing would be drawn; leave some out, or ask for more frames")
+    return placed(known, total, data, time_stride, device)
+
+
+@torch.no_grad()
+def sketch_ids(request: Request, data: VideoDataConfig, tokenizer: Any, device: torch.device) -> tuple[Tensor, Tensor]:
+    """A request's sketch, taken and cut as clips are and never traced: 1 k h w ids on the device, and which of its latent frames
+    are there, k bool."""
+    total = asked_frames(request, data)
+    if isinstance(request.sketch, tuple):
+        known = single_frames(request.sketch, total, data, "sketch")
+    else:
+        known = dict(enumerate(prepare(request.sketch, data, most=total).frames))
+    return latents_of(*placed(known, total, data, tokenizer.time_stride, device), tokenizer, "sketch")
+
+
+def single_frames(
+    pairs: Sequence[tuple[int, Any]], total: int, data: VideoDataConfig, name: str, known: Collection[int] = ()
+) -> dict[int, Pixels]:
+    """Pictures at their places in a clip of so many frames, some of which are known already."""
+    found: dict[int, Pixels] = {}
+    for place, picture in pairs:
         at = place + total if place < 0 else place
         if not 0 <= at < total:
             raise UserError(
-                f"a keyframe is for frame {place}, and the clip has {counted(total)}: "
+                f"a {name} is for frame {place}, and the clip has {counted(total)}: "
                 f"0 to {total - 1}, or from the end -1 to -{total}"
             )
-        if at in known:
-            raise UserError(f"frame {at} of {total:,} is given twice, once by the keyframe {place}; leave one of them out")
-        known[at] = one_frame(picture, data)
-    if len(known) == total:
-        raise UserError(f"all {total:,} frames are given, so nothing would be drawn; leave some out, or ask for more frames")
+        if at in known or at in found:
+            raise UserError(f"frame {at} of {total:,} is given twice, once by the {name} {place}; leave one of them out")
+        found[at] = one_frame(picture, data, name)
+    return found
+
+
+def placed(
+    known: Mapping[int, Pixels], total: int, data: VideoDataConfig, time_stride: int, device: torch.device
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Frames at their places in a clip of so many: 1 c t h w in [-1, 1], all others black, and which ones are known, t bool."""
     reach = min(total, num_frames(num_latent(1 + max(known), time_stride), time_stride))
     frames = torch.zeros(reach, data.resolution, data.resolution, data.channels, dtype=torch.uint8)
     given = torch.zeros(reach, dtype=torch.bool)
     for at, pixels in known.items():
         frames[at], given[at] = torch.from_numpy(pixels.copy()), True
     return batch_of(frames.numpy()[None], device), given.to(device)
-
-
-@torch.no_grad()
-def sketch_ids(request: Request, data: VideoDataConfig, tokenizer: Any, device: torch.device) -> tuple[Tensor, int]:
-    """A request's sketch, taken and cut as clips are and never traced: 1 k h w ids on the device, and how many of its latent
-    frames are there. Of one that is shorter than the clip these are the ones that it has all frames of."""
-    total, stride = asked_frames(request, data), tokenizer.time_stride
-    frames = prepare(request.sketch, data, most=total).frames
-    there = num_whole(len(frames), stride) if len(frames) < total else num_latent(total, stride)
-    return encode_clips(tokenizer, [frames], device).to(device), there
 
 
 def counted(frames: int) -> str:
@@ -100,12 +119,12 @@ def prepare(footage: Footage, data: VideoDataConfig, most: int | None = None, fp
     return Clip(np.stack(list(cut)), clip.fps)
 
 
-def one_frame(picture: Footage, data: VideoDataConfig) -> Pixels:
+def one_frame(picture: Footage, data: VideoDataConfig, kind: str) -> Pixels:
     """A picture as the model sees it: h w c."""
     frames = prepare(picture, data, most=2).frames
     if len(frames) != 1:
         name = f" {picture}" if isinstance(picture, (str, Path)) else ""
-        raise UserError(f"a keyframe's image{name} has several frames; expected a picture")
+        raise UserError(f"a {kind}'s image{name} has several frames; expected a picture")
     return frames[0]
 
 

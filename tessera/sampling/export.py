@@ -98,9 +98,10 @@ def recipe_of(request: Request, prompt: str, seed: int, out: Path, at: float | N
             facts[name] = os.path.relpath(given, out)
     if at is not None:
         facts["at"] = at
-    if request.keyframes:
-        files = [(place, given) for place, given in request.keyframes if isinstance(given, (str, Path))]
-        facts["keyframes"] = [{"frame": place, "image": os.path.relpath(given, out)} for place, given in files]
+    for name in ("keyframes", "sketch"):
+        if isinstance(pairs := getattr(request, name), tuple) and pairs:
+            files = [(place, given) for place, given in pairs if isinstance(given, (str, Path))]
+            facts[name] = [{"frame": place, "image": os.path.relpath(given, out)} for place, given in files]
     if request.outpaint:
         facts["outpaint"] = dict(request.outpaint)
     return facts | {"sample": request.options.model_dump(mode="json")}

@@ -30,7 +30,7 @@ KINDS: Kinds = {  # of a request's file
     "outpaint": ((dict,), "sides and shares: {left: 0.25}"),
     "scenes": ((list,), "a list of scenes: [{prompt: a, frames: 20}, {prompt: b, frames: 20, overlap: 5}]"),
     "keyframes": ((list,), "a list of given frames: [{frame: 0, image: a.png}, {frame: -1, image: b.png}]"),
-    "sketch": ((str,), "the name of a file"),
+    "sketch": ((str, list), "the name of a file, or a list of frames: [{frame: 0, image: a.png}]"),
     "sample": ((dict,), "keys and values: {steps: 12}"),
 }
 KEYS = (*KINDS, "made_by")
@@ -62,7 +62,8 @@ class Request:
     outpaint: Mapping[str, float] = field(default_factory=dict)  # side -> share of the new picture that is drawn there
     scenes: tuple[Scene, ...] = ()  # of a clip of several captions; then there are no prompts
     keyframes: tuple[tuple[int, Any], ...] = ()  # place in the clip, counted from the end if negative, and the picture there
-    sketch: Any = None  # a file, a `Clip` or an array: sketches of the clip's first frames; a picture is one of the first alone
+    sketch: Any = None  # a file, a `Clip` or an array: sketches of the clip's first frames; a picture is one of the first alone;
+    # or, as `keyframes`, places and pictures: sketches of some of its frames
 
     def rows(self) -> list[tuple[str, int]]:
         """Prompt and seed of every sample, prompt by prompt. A story's prompt are those of its scenes."""
@@ -114,7 +115,8 @@ def make_request(
     return Request(
         prompts=tuple(prompts), options=decided, n=n, seed=seed, negative=negative, image=image, mask=mask,
         towards=towards, at=at, mesh=mesh, outpaint=checked_sides(outpaint or {}), scenes=story,
-        keyframes=checked_keyframes(keyframes), sketch=sketch,
+        keyframes=checked_places("keyframes", keyframes),
+        sketch=(checked_places("sketch", sketch) or None) if isinstance(sketch, (Mapping, tuple)) else sketch,
     )  # fmt: skip
 
 
@@ -189,11 +191,11 @@ def _scene_of(scene: Any, number: int) -> Scene:
     return Scene(scene["prompt"], scene["frames"], scene.get("overlap"))
 
 
-def checked_keyframes(keyframes: Mapping[int, Any] | Sequence[tuple[int, Any]]) -> tuple[tuple[int, Any], ...]:
+def checked_places(key: str, given: Mapping[int, Any] | Sequence[tuple[int, Any]]) -> tuple[tuple[int, Any], ...]:
     """Places and pictures; whether a place is in the clip is known once its length is."""
-    pairs = list(keyframes.items()) if isinstance(keyframes, Mapping) else list(keyframes)
+    pairs = list(given.items()) if isinstance(given, Mapping) else list(given)
     if wrong := [place for place, _ in pairs if not isinstance(place, int) or isinstance(place, bool)]:
-        raise UserError(f"keyframes has the place {wrong[0]!r}; expected whole numbers: {{0: FIRST, -1: LAST}}")
+        raise UserError(f"{key} has the place {wrong[0]!r}; expected whole numbers: {{0: FIRST, -1: LAST}}")
     return tuple(pairs)
 
 
@@ -228,14 +230,17 @@ def read_request(path: Path) -> dict[str, Any]:
     for index, prompt in enumerate(prompts):
         if not isinstance(prompt, str):
             raise UserError(f"{layer.origins[f'{name}.{index}']}: {name} has {prompt!r}; expected text, in quotes if need be")
-    for key, kinds in (("scenes", SCENE_KINDS), ("keyframes", KEYFRAME_KINDS)):
-        for index, item in enumerate(values.get(key, [])):
-            refuse_other_parts(item, kinds, layer.origins, f"{key}.{index}")
+    lists = {key: values[key] for key in ("scenes", "keyframes", "sketch") if isinstance(values.get(key), list)}
+    for key, items in lists.items():
+        for index, item in enumerate(items):
+            refuse_other_parts(item, SCENE_KINDS if key == "scenes" else KEYFRAME_KINDS, layer.origins, f"{key}.{index}")
     changes = [Layer({"sample": values["sample"]}, layer.origins)] if "sample" in values else []
     found: dict[str, Any] = {key: values[key] for key in ("n", "seed", "negative", "at", "outpaint", "scenes") if key in values}
-    found |= {key: str(path.parent / values[key]) for key in ("image", "mask", "towards", "mesh", "sketch") if key in values}
-    if "keyframes" in values:
-        found["keyframes"] = [(item["frame"], str(path.parent / item["image"])) for item in values["keyframes"]]
+    files = [key for key in ("image", "mask", "towards", "mesh", "sketch") if key in values and key not in lists]
+    found |= {key: str(path.parent / values[key]) for key in files}
+    for key in ("keyframes", "sketch"):
+        if key in lists:
+            found[key] = tuple((item["frame"], str(path.parent / item["image"])) for item in lists[key])
     return {"prompts": prompts, "changes": changes, **found}
 
 
@@ -247,7 +252,7 @@ def refuse_other_kinds(values: Mapping[str, Any], kinds: Kinds, origins: Mapping
 
 
 def refuse_other_parts(item: Any, kinds: Kinds, origins: Mapping[str, str], place: str) -> None:
-    """One entry of a list of scenes or keyframes: keys and values, those that are known and all that must be there."""
+    """One entry of a list of scenes or frames: keys and values, those that are known and all that must be there."""
     if not isinstance(item, dict):
         raise UserError(f"{origins[place]}: {place} is {item!r}; expected {', '.join(kinds)}: {{{next(iter(kinds))}: ...}}")
     if unknown := [key for key in item if key not in kinds]:

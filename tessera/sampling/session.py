@@ -87,7 +87,7 @@ class Session:
         image: clips.Footage | None = None, mask: Picture | None = None, towards: Picture | None = None,
         at: float | None = None, outpaint: Mapping[str, float] | None = None, mesh: Path | str | Mesh | None = None,
         frames: int | None = None, scenes: Sequence[Scene | Mapping[str, Any]] = (),
-        keyframes: Mapping[int, clips.Footage] | None = None, sketch: clips.Footage | None = None,
+        keyframes: Mapping[int, clips.Footage] | None = None, sketch: clips.Footage | Mapping[int, clips.Footage] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> list[Any]:  # fmt: skip
         """n samples of each prompt, prompt by prompt, PIL pictures, `Clip`s or `Mesh`es; `options` are values of the sample
@@ -96,7 +96,7 @@ class Session:
 
         Clips have so many `frames`, go on from an image or a clip, and hold `keyframes` where they are given: {0: FIRST,
         -1: LAST}. A story has `scenes` and no prompts: [{"prompt": "a", "frames": 20}, ...], and n samples of the whole. Models
-        that learned from sketches follow a `sketch` of the first frames.
+        that learned from sketches follow a `sketch` of the first frames, or of some: {0: FIRST, 8: LATER}.
         """
         asked = [prompts] if isinstance(prompts, str) else list(prompts)
         changes = [Layer.of({"sample": dict(options)}, "options")] if options else []
@@ -116,7 +116,7 @@ class Session:
         """Prompts and seeds in chunks of one size, the last one padded: so a sample is the same whatever else is asked."""
         self.refuse_other_keys(request)
         draw, size, start, mesh = self.draw, request.options.chunk, self.start_of(request), self.mesh_of(request)
-        known, (sketch, sketch_length) = self.given_of(request), self.sketch_of(request)
+        known, (sketch, sketched) = self.given_of(request), self.sketch_of(request)
         towards, places = self.towards_of(request), request.places()
         made: list[Any] = []
         for first in range(0, len(rows), size):
@@ -137,7 +137,7 @@ class Session:
                 given=None if known is None else known[1],
                 scenes=request.scenes or None,
                 sketch=None if sketch is None else sketch.expand(size, *sketch.shape[1:]),
-                sketch_length=sketch_length,
+                sketched=sketched,
             )
             made += draw(chunk)[: len(some)]
         return made
@@ -249,10 +249,10 @@ class Session:
         tokenizer: Any = self.tokenizer
         return clips.given_frames(request, self.config.data, tokenizer.time_stride, self.device)
 
-    def sketch_of(self, request: Request) -> tuple[Tensor | None, int]:
-        """The sketch as ids, 1 k h w, and how many latent frames of it are there."""
+    def sketch_of(self, request: Request) -> tuple[Tensor | None, Tensor | None]:
+        """The sketch as ids, 1 k h w, and which latent frames of it are there, k."""
         if request.sketch is None:
-            return None, 0
+            return None, None
         if self.config.data.sketch == "none":
             raise UserError(
                 f"this model ({self.path.name}, recipe {self.recipe.name}) learned nothing from sketches: leave the sketch out, "

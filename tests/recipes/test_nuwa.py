@@ -120,12 +120,16 @@ def test_sketches_on_every_tokenizer(tokenizer: str) -> None:
         pieces = made.latents.pieces(Chunk([""], seeds, options, **sketch), [[Scene("", 13)]])
         return torch.cat([piece.ids for piece in pieces], dim=1)
 
-    whole, start = draw(sketch=ids, sketch_length=ids.shape[1]), draw(sketch=ids, sketch_length=1)
+    every = torch.ones(ids.shape[1], dtype=torch.bool)
+    one = torch.arange(ids.shape[1]) == 0
+    whole, start = draw(sketch=ids, sketched=every), draw(sketch=ids, sketched=one)
     assert whole.shape[1] == num_latent(13, made.time_stride)
     assert not torch.equal(whole, start)
     assert not torch.equal(start, draw())
-    assert torch.equal(draw(sketch=ids, sketch_length=0), draw())
-    assert torch.equal(start, draw(sketch=ids[:, :1], sketch_length=1))
+    assert torch.equal(draw(sketch=ids, sketched=~every), draw())
+    assert torch.equal(start, draw(sketch=ids[:, :1], sketched=every[:1]))
+    gone = ids.masked_fill(~one.flip(0).view(1, -1, *[1] * (ids.ndim - 2)), 0)
+    assert torch.equal(draw(sketch=gone, sketched=one.flip(0)), draw(sketch=ids, sketched=one.flip(0))), "the last alone"
 
 
 def test_sketches_of_files_are_learned_from_and_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

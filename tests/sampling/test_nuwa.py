@@ -161,6 +161,28 @@ def test_a_sketch_is_followed_where_it_has_frames(session: Session) -> None:
     assert not np.array_equal(one[3:], two[3:])
 
 
+def test_a_sketch_with_gaps_is_drawn_again_by_its_json(tessera: Run, run: Path, session: Session, tmp_path: Path) -> None:
+    """The network sees the frames that were given, each at its place, and no others."""
+    strokes, nets = bar(3, 9, 1), session.nets["base"]
+    for place in (0, 6):
+        Image.fromarray(strokes[place]).save(tmp_path / f"{place}.png")
+    (tmp_path / "a.yaml").write_text("prompt: left\nsketch: [{frame: 0, image: 0.png}, {frame: 6, image: 6.png}]\n")
+    assert tessera("sample", run, "--request", "a.yaml", "--out", "out").code == 0
+    assert tessera("sample", run, "--request", "out/0.json", "--out", "again").code == 0
+    assert (tmp_path / "again/0.gif").read_bytes() == (tmp_path / "out/0.gif").read_bytes()
+    seen: list[torch.Tensor] = []
+    generator: Any = nets["generator"]
+    real = generator.split_sketch
+    generator.split_sketch = lambda ids: (seen.append(ids), real(ids))[1]
+    (drawn,) = session.sample("left", sketch={0: strokes[0], 6: strokes[6]})
+    del generator.split_sketch
+    assert encode_gif(drawn) == (tmp_path / "out/0.gif").read_bytes()
+    half = seen[0][: len(seen[0]) // 2]  # the branch with the sketch
+    held = session.encode(np.stack([strokes[0], *[strokes[6]] * 6]))[0]
+    assert [(row == generator.nothing).all().item() for row in half[0]] == [False, True, True, False]
+    assert torch.equal(half[0, [0, 3]], held[[0, 3]])
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from tessera.batches import num_latent
+from tessera.batches import num_whole
 from tessera.config import UserError
+from tessera.contracts import Chunk
 from tessera.media.clips import Clip
 from tessera.sampling.export import recipe_of
 from tessera.sampling.request import make_request, read_request
@@ -21,6 +23,12 @@ from tests.sampling.clipmaker import ClipSample, chunks, clip_session, grey, ses
 __all__ = ["session"]
 
 
+def there(chunk: Chunk) -> list[int]:
+    """The latents that a sketch has."""
+    assert chunk.sketched is not None
+    return chunk.sketched.nonzero().flatten().tolist()
+
+
 def test_a_sketch_arrives_as_tokens(tmp_path: Path) -> None:
     """As `encode` makes them; every row has the same."""
     drawer = clip_session(tmp_path / "run", sketch="edges")
@@ -28,24 +36,24 @@ def test_a_sketch_arrives_as_tokens(tmp_path: Path) -> None:
     drawer.sample("up", n=3, sketch=strokes)
     for chunk in chunks(drawer):
         assert chunk.sketch is not None
-        assert (chunk.sketch.shape, chunk.sketch_length) == ((2, 3, 2, 2), 3)
+        assert (chunk.sketch.shape, there(chunk)) == ((2, 3, 2, 2), [0, 1, 2])
         assert torch.equal(chunk.sketch, drawer.encode(strokes).expand(2, -1, -1, -1))
     drawer.sample("up")
-    assert (chunks(drawer)[-1].sketch, chunks(drawer)[-1].sketch_length) == (None, 0)
+    assert (chunks(drawer)[-1].sketch, chunks(drawer)[-1].sketched) == (None, None)
 
 
 @pytest.mark.parametrize(
-    ("frames", "asked", "there"), [(1, None, 1), (2, None, 1), (3, None, 2), (4, None, 2), (4, 4, 3), (9, 4, 3)]
+    ("frames", "asked", "count"), [(1, None, 1), (2, None, 1), (3, None, 2), (4, None, 2), (4, 4, 3), (9, 4, 3)]
 )
-def test_what_is_there_reaches_as_far_as_its_frames(tmp_path: Path, frames: int, asked: int | None, there: int) -> None:
+def test_what_is_there_reaches_as_far_as_its_frames(tmp_path: Path, frames: int, asked: int | None, count: int) -> None:
     """Two frames a token but for the first: what is not there as a whole is not there, but at the clip's end."""
     drawer = clip_session(tmp_path / "run", sketch="files")
     drawer.sample("up", frames=asked, sketch=np.stack([grey(10 * place) for place in range(frames)]))
     chunk = chunks(drawer)[-1]
     assert chunk.sketch is not None
-    assert (chunk.sketch.shape[1], chunk.sketch_length) == (num_latent(min(frames, asked or 5), 2), there)
+    assert there(chunk) == list(range(count))
     means = [0, *(10 * place + 5 for place in range(1, 9, 2))]
-    whole = min(there, 1 + (min(frames, asked or 5) - 1) // 2)
+    whole = min(count, 1 + (min(frames, asked or 5) - 1) // 2)
     assert np.allclose(chunk.sketch[0, :whole, 0, 0].numpy(), means[:whole], atol=1)
 
 
@@ -61,8 +69,33 @@ def test_files_clips_and_pictures(tmp_path: Path) -> None:
         drawer.sample("up", sketch=sketch)
         found = chunks(drawer)[-1].sketch
         assert found is not None
-        assert found.shape[1:] == (num_latent(len(values), 2), 2, 2)
+        assert found.shape[1:] == (num_whole(len(values), 2), 2, 2)
         assert int(found[0, 0, 0, 0]) == values[0]
+
+
+@pytest.mark.parametrize(
+    ("places", "latents"), [((0, 4), {0: 0, 2: 40}), ((2,), {1: 20}), ((0, 1, 3, 4), {0: 0, 2: 35}), ((-1, 0), {0: 0, 2: 40})]
+)
+def test_a_sketch_may_have_gaps(tmp_path: Path, places: tuple[int, ...], latents: dict[int, int]) -> None:
+    """A latent is there where its last frame is; what is missing before that looks like it."""
+    drawer = clip_session(tmp_path / "run", sketch="files")
+    drawer.sample("up", sketch={place: grey(10 * (place % 5)) for place in places})
+    chunk = chunks(drawer)[-1]
+    assert chunk.sketch is not None
+    assert {latent: int(chunk.sketch[0, latent, 0, 0]) for latent in there(chunk)} == pytest.approx(latents, abs=1)
+
+
+def test_all_frames_one_by_one_are_the_whole(tmp_path: Path) -> None:
+    drawer, frames = clip_session(tmp_path / "run", sketch="files"), [grey(40 * place) for place in range(5)]
+    (tmp_path / "strokes").mkdir()
+    for place, frame in enumerate(frames):
+        Image.fromarray(frame).save(tmp_path / "strokes" / f"{place}.png")
+    single = {place: tmp_path / f"strokes/{place}.png" for place in (3, 0, 4, 1, 2)}
+    for sketch in (tmp_path / "strokes", single, np.stack(frames)):
+        drawer.sample("up", sketch=sketch)
+        chunk = chunks(drawer)[-1]
+        assert chunk.sketch is not None
+        assert (there(chunk), chunk.sketch[0, :, 0, 0].tolist()) == ([0, 1, 2], [0, 60, 140])
 
 
 def test_a_request_s_file_names_a_sketch(tmp_path: Path) -> None:
@@ -70,9 +103,26 @@ def test_a_request_s_file_names_a_sketch(tmp_path: Path) -> None:
     request = make_request(ClipSample(), **read_request(tmp_path / "a.yaml"))
     assert request.sketch == str(tmp_path / "strokes/a.gif")
     assert recipe_of(request, "up", 0, tmp_path / "out")["sketch"] == "../strokes/a.gif"
-    (tmp_path / "b.yaml").write_text("prompt: up\nsketch: 3\n")
-    with pytest.raises(UserError, match=r"b\.yaml, line 2: sketch is 3; expected the name of a file"):
-        read_request(tmp_path / "b.yaml")
+    (tmp_path / "b.yaml").write_text("prompt: up\nsketch: [{frame: 0, image: a.png}, {frame: -1, image: deep/b.png}]\n")
+    request = make_request(ClipSample(), **read_request(tmp_path / "b.yaml"))
+    assert request.sketch == ((0, str(tmp_path / "a.png")), (-1, str(tmp_path / "deep/b.png")))
+    facts = recipe_of(request, "up", 0, tmp_path / "out")
+    assert facts["sketch"] == [{"frame": 0, "image": "../a.png"}, {"frame": -1, "image": "../deep/b.png"}]
+
+
+@pytest.mark.parametrize(
+    ("sketch", "said"),
+    [
+        ("3", "line 1: sketch is 3; expected the name of a file, or a list of frames"),
+        ("[a.png]", "line 1: sketch.0 is 'a.png'; expected frame, image"),
+        ("[{frame: first, image: a.png}]", "line 1: sketch.0.frame is 'first'; expected a whole number"),
+        ("[{frame: 0}]", "line 1: sketch.0 has no image; expected the name of a file"),
+    ],
+)
+def test_wrong_sketches_of_a_request_s_file(tmp_path: Path, sketch: str, said: str) -> None:
+    (tmp_path / "a.yaml").write_text(f"sketch: {sketch}\n")
+    with pytest.raises(UserError, match=re.escape(said)):
+        read_request(tmp_path / "a.yaml")
 
 
 def test_what_is_refused(session: Session, tmp_path: Path) -> None:
@@ -81,5 +131,15 @@ def test_what_is_refused(session: Session, tmp_path: Path) -> None:
     drawer = clip_session(tmp_path / "run", sketch="edges")
     with pytest.raises(UserError, match=r"gone\.gif: no such file"):
         drawer.sample("up", sketch=tmp_path / "gone.gif")
-    with pytest.raises(UserError, match="a clip is float64 shaped"):
-        drawer.sample("up", sketch=np.zeros((5, 16, 16, 3)))
+    wrong: list[tuple[Any, str]] = [
+        (np.zeros((5, 16, 16, 3)), "a clip is float64 shaped"),
+        ([grey(0)], "a clip is a list; expected a file"),
+        ({5: grey(0)}, "a sketch is for frame 5, and the clip has 5 frames: 0 to 4"),
+        ({4: grey(0), -1: grey(1)}, "frame 4 of 5 is given twice, once by the sketch -1"),
+        ({"0": grey(0)}, "sketch has the place '0'; expected whole numbers"),
+        ({0: np.stack([grey(0)] * 2)}, "a sketch's image has several frames; expected a picture"),
+        ({0: grey(0), 3: grey(0)}, "a sketch at frame 3: a token holds 2 frames, .* use 2 or 4"),
+    ]
+    for sketch, said in wrong:
+        with pytest.raises(UserError, match=said):
+            drawer.sample("up", sketch=sketch)

@@ -110,10 +110,9 @@ class AutoregressiveLatents:
 
     def sketch(self, chunk: Chunk) -> Tensor | None:
         """Ids b k h w, with the generator's `nothing` where the sketch has no frame."""
-        if chunk.sketch is None:
+        if chunk.sketch is None or chunk.sketched is None:
             return None
-        missing = torch.arange(chunk.sketch.shape[1], device=chunk.sketch.device) >= chunk.sketch_length
-        missing = missing.view(1, -1, *[1] * (chunk.sketch.ndim - 2))
+        missing = ~chunk.sketched.view(1, -1, *[1] * (chunk.sketch.ndim - 2))
         return chunk.sketch.masked_fill(missing, generator_of(self.nets).nothing)
 
     @torch.no_grad()
@@ -172,7 +171,7 @@ def refuse_gaps(chunk: Chunk) -> None:
 
 def refuse_sketch_beyond_cut(chunk: Chunk, latents: int, takes: int, time_stride: int) -> None:
     """A sketch belongs to the scenes before the first hard cut."""
-    if chunk.sketch is not None and takes > 1 and chunk.sketch_length > latents:
+    if chunk.sketch is not None and takes > 1 and chunk.sketch.shape[1] > latents:
         raise UserError(
             f"the sketch reaches behind the first hard cut; give one of at most {1 + time_stride * (latents - 1)} frames"
         )

@@ -18,14 +18,20 @@ def given_latents(chunk: Chunk, tokenizer: VideoTokenizer) -> Tensor | None:
     """Latents of given frames, b k h w; one more than the largest id where none are given. All rows have the same."""
     if chunk.frames is None or chunk.given is None:
         return None
-    stride = tokenizer.time_stride
-    refuse_between_places(chunk.given, stride)
-    ends = (torch.arange(num_latent(len(chunk.given), stride)) * stride).clamp(max=len(chunk.given) - 1)
-    known = kept_frames(chunk.given, stride)[ends]
-    known = known[: int(known.nonzero().max()) + 1]
-    ids = encode_exactly(tokenizer, hold(chunk.frames[:1], chunk.given, num_frames(len(known), stride)))
+    ids, known = latents_of(chunk.frames[:1], chunk.given, tokenizer, "keyframe")
     ids = ids.masked_fill(~known.view(1, -1, *[1] * (ids.ndim - 2)), tokenizer.vocab_size)
     return ids.expand(len(chunk.seeds), *ids.shape[1:])
+
+
+def latents_of(frames: Tensor, given: Tensor, tokenizer: VideoTokenizer, name: str) -> tuple[Tensor, Tensor]:
+    """Of frames b c t h w, some of them given (t bool), the latents up to the last one that is there, b k h w, and which are
+    there, k bool: those whose last frame is given. `name` is what messages call a given frame."""
+    stride = tokenizer.time_stride
+    refuse_between_places(given, stride, name)
+    ends = (torch.arange(num_latent(len(given), stride)) * stride).clamp(max=len(given) - 1)
+    known = kept_frames(given, stride)[ends]
+    known = known[: int(known.nonzero().max()) + 1]
+    return encode_exactly(tokenizer, hold(frames, given, num_frames(len(known), stride))), known
 
 
 def kept_frames(given: Tensor, time_stride: int) -> Tensor:
@@ -34,7 +40,7 @@ def kept_frames(given: Tensor, time_stride: int) -> Tensor:
     return given & given[ends.clamp(max=len(given) - 1)]
 
 
-def refuse_between_places(given: Tensor, time_stride: int) -> None:
+def refuse_between_places(given: Tensor, time_stride: int, name: str = "keyframe") -> None:
     """A frame in the middle of a latent cannot be given alone; the last ones of a beginning are left to the generator."""
     places = set(given.nonzero().flatten().tolist())
     beginning = next(place for place in range(len(given) + 1) if place not in places)
@@ -42,7 +48,7 @@ def refuse_between_places(given: Tensor, time_stride: int) -> None:
     if lost := sorted(place for place in places - kept if place >= beginning):
         below = lost[0] // time_stride * time_stride
         raise UserError(
-            f"a keyframe at frame {lost[0]}: a token holds {time_stride} frames, so single ones can be given at multiples of "
+            f"a {name} at frame {lost[0]}: a token holds {time_stride} frames, so single ones can be given at multiples of "
             f"{time_stride}; use {below} or {below + time_stride}"
         )
     if not kept:
