@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -56,12 +57,23 @@ def folder_frames(folder: Path | str, wanted: Sequence[int], look: Look, facts: 
         yield look.of_array(array)
 
 
+def frame_numbers(folder: Path | str) -> list[int]:
+    """Of the pictures in their order the numbers in their names, counted from the lowest; where the names are not numbered, from
+    0 on. Two pictures of one number are refused."""
+    files = frame_files(folder)
+    if not is_frame_folder(folder):
+        return list(range(len(files)))
+    numbers = [int(re.findall(r"\d+", path.stem)[-1]) for path in files]
+    for path, (before, number) in zip(files[1:], pairwise(numbers), strict=True):
+        if number == before:
+            raise UnreadableClip(folder, f"{path.name} has the number of another picture")
+    return [number - numbers[0] for number in numbers]
+
+
 def missing_numbers(folder: Path | str) -> int:
     """How many numbers between the first and the last are not there; 0 where the names are not numbered."""
-    if not is_frame_folder(folder):
-        return 0
-    numbers = [int(re.findall(r"\d+", path.stem)[-1]) for path in frame_files(folder)]
-    return max(numbers) - min(numbers) + 1 - len(set(numbers))
+    numbers = frame_numbers(folder)
+    return max(numbers, default=-1) + 1 - len(numbers)
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,6 +17,7 @@ from tessera.batches import from_uint8, num_frames, num_latent, to_uint8
 from tessera.config import UserError, VideoDataConfig
 from tessera.media.clip_facts import DEFAULT_FPS, Look
 from tessera.media.clips import AvMissing, Clip, ClipFacts, Frames, UnreadableClip, read_clip
+from tessera.media.frame_folders import frame_numbers
 from tessera.media.framing import filled, frames_from, letterbox, room_from, side_of
 from tessera.media.images import Pixels, fit
 from tessera.recipes.clips.given import latents_of
@@ -63,8 +65,19 @@ def sketch_ids(request: Request, data: VideoDataConfig, tokenizer: Any, device: 
     if isinstance(request.sketch, tuple):
         known = single_frames(request.sketch, total, data, "sketch")
     else:
-        known = dict(enumerate(prepare(request.sketch, data, most=total).frames))
+        known = first_strokes(request.sketch, total, data)
     return latents_of(*placed(known, total, data, tokenizer.time_stride, device), tokenizer, "sketch")
+
+
+def first_strokes(sketch: Footage, total: int, data: VideoDataConfig) -> dict[int, Pixels]:
+    """Frame by frame those of a clip of so many, however fast the sketch is shown. Pictures in a folder have the places that
+    their numbers say, counted from the lowest."""
+    places = list(range(total))
+    if isinstance(sketch, (str, Path)) and Path(sketch).is_dir():
+        with readable():
+            places = [place for place in frame_numbers(sketch) if place < total]
+    every = data.model_copy(update={"fps": None, "stride": 1})
+    return dict(zip(places, prepare(sketch, every, most=len(places)).frames, strict=False))
 
 
 def single_frames(
@@ -137,11 +150,18 @@ def read(footage: Footage, data: VideoDataConfig, most: int | None, fps: float) 
     if not isinstance(footage, (str, Path)):
         rate, array = (footage.fps, footage.frames) if isinstance(footage, Clip) else (fps, footage)
         return Clip(np.stack([look.of_array(frame) for frame in checked_frames(array)[:most]]), rate)
-    try:
+    with readable():
         return read_clip(
             footage, lambda facts: first_frames(facts, data, most), channels=look.channels, background=look.background,
             min_side=look.min_side,
         )  # fmt: skip
+
+
+@contextmanager
+def readable() -> Iterator[None]:
+    """What cannot be read is the user's error."""
+    try:
+        yield
     except UnreadableClip as error:
         raise UserError(f"{error}; expected a picture, an animation (gif, apng, webp), a video or a folder of frames") from None
     except AvMissing as error:

@@ -263,12 +263,14 @@ def test_a_lost_sketch_shard_is_made_again(folder: Path, tmp_path: Path) -> None
 def test_a_sketch_that_cannot_be_read_leaves_its_clip_out(folder: Path, tmp_path: Path) -> None:
     (folder / "a.sketch.PNG").write_bytes(b"no picture")
     np.save(folder / "nested/array.sketch.npy", np.zeros((9, 8), np.uint8))
+    (folder / "folder.sketch/004.png").unlink()
     feed = feed_of(folder, tmp_path, sketch="files", corrupt_budget=1.0)
     cache = cached(feed)
-    assert set(cache.faults) == {"a", "nested/array"}
+    assert set(cache.faults) == {"a", "folder", "nested/array"}
+    assert "folder.sketch: numbers are missing between its pictures: 1; expected one for every" in cache.faults["folder"]
     assert "a.sketch.PNG" in cache.faults["a"]
     assert "uint8 shaped (9, 8)" in cache.faults["nested/array"]
-    assert len(TokenLoader(feed, cache, NoTextReader()).train) == 5
+    assert len(TokenLoader(feed, cache, NoTextReader()).train) == 4
 
 
 # ---- the check
@@ -277,12 +279,16 @@ def test_a_sketch_that_cannot_be_read_leaves_its_clip_out(folder: Path, tmp_path
 def test_the_check_tells_of_sketches(folder: Path) -> None:
     (folder / "b.sketch.gif").write_bytes(b"GIF89a and nothing else")
     save_apng(folder / "a.sketch.PNG", noise(0, 9, 8, 16))
+    for number in (2, 4, 5):
+        (folder / f"folder.sketch/{number:03d}.png").unlink()
     for sets in ((), ("data.sketch=files",)):
         report = check_folder(folder, kind="clips", sets=sets)
         assert isinstance(report, ClipReport)
         assert (report.num_samples, report.num_sketches, report.num_first_sketches) == (7, 6, 1)
         odd = {each.path: each.reason for each in report.odd_sketches}
-        assert list(odd) == ["a.png", "b.png", "short.png"]
+        assert list(odd) == ["a.png", "b.png", "folder.png", "short.png"]
+        assert "leaves the clip out: " in odd["folder.png"]
+        assert "folder.sketch: numbers are missing between its pictures: 3" in odd["folder.png"]
         assert "another shape, so it is cut at other places: 16 x 8 for 16 x 16" in odd["a.png"]
         assert "its sketch cannot be read, so data.sketch=files leaves the clip out: " in odd["b.png"]
         assert "its sketch has 4 frames for 9; those behind have none" in odd["short.png"]

@@ -11,9 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from tessera.batches import num_whole
 from tessera.config import UserError
 from tessera.contracts import Chunk
+from tessera.media.clip_files import encode_mp4
 from tessera.media.clips import Clip
 from tessera.sampling.export import recipe_of
 from tessera.sampling.request import make_request, read_request
@@ -58,19 +58,51 @@ def test_what_is_there_reaches_as_far_as_its_frames(tmp_path: Path, frames: int,
 
 
 def test_files_clips_and_pictures(tmp_path: Path) -> None:
-    """Cut and picked as training clips are: two of these five frames at half the rate."""
+    """Cut as training clips are, and taken frame by frame, however fast they are shown."""
     wide = write_gif(tmp_path / "wide.gif", [0, 50, 100, 150, 200], 100, (32, 16))
     drawer = clip_session(tmp_path / "run", sketch="files", fps=5.0)
     given: list[tuple[Any, list[int]]] = [
-        (wide, [0, 100, 200]), (str(wide), [0, 100, 200]), (Clip(np.stack([grey(0), grey(9)]), 3.0), [0, 9]),
+        (wide, [0, 75, 175]), (str(wide), [0, 75, 175]), (Clip(np.stack([grey(0), grey(9)]), 3.0), [0]),
         (Image.fromarray(grey(7, 40)), [7]), (grey(7), [7]),
     ]  # fmt: skip
     for sketch, values in given:
         drawer.sample("up", sketch=sketch)
         found = chunks(drawer)[-1].sketch
         assert found is not None
-        assert found.shape[1:] == (num_whole(len(values), 2), 2, 2)
-        assert int(found[0, 0, 0, 0]) == values[0]
+        assert found.shape[2:] == (2, 2)
+        assert found[0, :, 0, 0].tolist() == pytest.approx(values, abs=1)
+
+
+@pytest.mark.parametrize("data", [{"stride": 2}, {"fps": 20.0}])
+def test_strokes_are_taken_frame_by_frame(tmp_path: Path, data: dict[str, Any]) -> None:
+    pytest.importorskip("av")
+    (tmp_path / "a.mp4").write_bytes(encode_mp4(Clip(np.stack([grey(40 * place) for place in range(5)]), 10.0)))
+    write_gif(tmp_path / "a.gif", [40 * place for place in range(5)])
+    drawer = clip_session(tmp_path / "run", sketch="files", **data)
+    for name in ("a.mp4", "a.gif"):
+        drawer.sample("up", sketch=tmp_path / name)
+        found = chunks(drawer)[-1].sketch
+        assert found is not None
+        assert found[0, :, 0, 0].tolist() == pytest.approx([0, 60, 140], abs=4)
+
+
+@pytest.mark.parametrize(
+    ("names", "latents"),
+    [
+        (["3.png", "4.png", "7.png"], {0: 30, 2: 70}), (["a_001.png", "a_003.png"], {0: 10, 1: 30}),
+        (["8.png", "9.png", "10.png", "20.png"], {0: 80, 1: 95}), (["x.png", "y.png", "z.png"], {0: 0, 1: 0}),
+    ],
+)  # fmt: skip
+def test_pictures_of_a_folder_lie_where_their_numbers_say(tmp_path: Path, names: list[str], latents: dict[int, int]) -> None:
+    """From the lowest on; the fifth frame is the last."""
+    (tmp_path / "strokes").mkdir()
+    for name in names:
+        Image.fromarray(grey(10 * int("".join(filter(str.isdigit, name)) or 0))).save(tmp_path / "strokes" / name)
+    drawer = clip_session(tmp_path / "run", sketch="files", stride=2)
+    drawer.sample("up", sketch=tmp_path / "strokes")
+    chunk = chunks(drawer)[-1]
+    assert chunk.sketch is not None
+    assert {latent: int(chunk.sketch[0, latent, 0, 0]) for latent in there(chunk)} == pytest.approx(latents, abs=1)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +163,11 @@ def test_what_is_refused(session: Session, tmp_path: Path) -> None:
     drawer = clip_session(tmp_path / "run", sketch="edges")
     with pytest.raises(UserError, match=r"gone\.gif: no such file"):
         drawer.sample("up", sketch=tmp_path / "gone.gif")
+    (tmp_path / "twice").mkdir()
+    for name in ("0.png", "1.png", "01.png"):
+        Image.fromarray(grey(0)).save(tmp_path / "twice" / name)
     wrong: list[tuple[Any, str]] = [
+        (tmp_path / "twice", r"twice: 1\.png has the number of another picture"),
         (np.zeros((5, 16, 16, 3)), "a clip is float64 shaped"),
         ([grey(0)], "a clip is a list; expected a file"),
         ({5: grey(0)}, "a sketch is for frame 5, and the clip has 5 frames: 0 to 4"),
