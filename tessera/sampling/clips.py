@@ -21,6 +21,7 @@ from tessera.media.frame_folders import frame_numbers
 from tessera.media.framing import filled, frames_from, letterbox, room_from, side_of
 from tessera.media.images import Pixels, fit
 from tessera.recipes.clips.given import latents_of
+from tessera.recipes.clips.scenes import takes_of
 from tessera.recipes.precision import full_precision
 from tessera.sampling.request import Request
 
@@ -33,6 +34,11 @@ def asked_frames(request: Request, data: VideoDataConfig) -> int:
     """How many a request asks for; by default those of a training clip."""
     asked: int | None = request.options.frames
     return data.frames if asked is None else asked
+
+
+def frames_before_cut(request: Request, data: VideoDataConfig) -> int:
+    """How many come before the first hard cut, to which given frames and sketches belong; all where there is none."""
+    return sum(scene.frames for scene in takes_of(request.scenes)[0]) if request.scenes else asked_frames(request, data)
 
 
 def given_frames(
@@ -54,19 +60,24 @@ def given_frames(
     known |= single_frames(request.keyframes, total, data, "keyframe", known)
     if len(known) == total:
         raise UserError(f"all {total:,} frames are given, so nothing would be drawn; leave some out, or ask for more frames")
-    return placed(known, total, data, time_stride, device)
+    return placed(known, frames_before_cut(request, data), data, time_stride, device)
 
 
 @torch.no_grad()
 def sketch_ids(request: Request, data: VideoDataConfig, tokenizer: Any, device: torch.device) -> tuple[Tensor, Tensor]:
     """A request's sketch, taken and cut as clips are and never traced: 1 k h w ids on the device, and which of its latent frames
     are there, k bool."""
-    total = asked_frames(request, data)
+    total, end = asked_frames(request, data), frames_before_cut(request, data)
     if isinstance(request.sketch, tuple):
         known = single_frames(request.sketch, total, data, "sketch")
     else:
         known = first_strokes(request.sketch, total, data)
-    return latents_of(*placed(known, total, data, tokenizer.time_stride, device), tokenizer, "sketch")
+    if max(known) >= end:
+        raise UserError(
+            f"frame {max(known)} is sketched, and a hard cut comes before it: a sketch can reach up to frame {end - 1}; "
+            f"give one of at most {counted(end)}, or leave the cut out"
+        )
+    return latents_of(*placed(known, end, data, tokenizer.time_stride, device), tokenizer, "sketch")
 
 
 def first_strokes(sketch: Footage, total: int, data: VideoDataConfig) -> dict[int, Pixels]:
@@ -99,10 +110,11 @@ def single_frames(
 
 
 def placed(
-    known: Mapping[int, Pixels], total: int, data: VideoDataConfig, time_stride: int, device: torch.device
+    known: Mapping[int, Pixels], end: int, data: VideoDataConfig, time_stride: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Frames at their places in a clip of so many: 1 c t h w in [-1, 1], all others black, and which ones are known, t bool."""
-    reach = min(total, num_frames(num_latent(1 + max(known), time_stride), time_stride))
+    """Frames at their places in a clip, or up to its first cut: 1 c t h w in [-1, 1], all others black, and which ones are known,
+    t bool. They reach to the end of the last latent frame of which one is known; those behind the cut are others' to refuse."""
+    reach = max(1 + max(known), min(end, num_frames(num_latent(1 + max(known), time_stride), time_stride)))
     frames = torch.zeros(reach, data.resolution, data.resolution, data.channels, dtype=torch.uint8)
     given = torch.zeros(reach, dtype=torch.bool)
     for at, pixels in known.items():

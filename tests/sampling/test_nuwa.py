@@ -148,6 +148,8 @@ def test_going_on_from_what_is_given(session: Session) -> None:
     given = [Scene("left", 6), Scene("right", 9)]
     (story,) = session.sample(scenes=given, image=bar(3, 9, 1))
     assert np.array_equal(story.frames[:9], bar(3, 9, 1)), "given frames may reach into a later scene"
+    (cut,) = session.sample(scenes=[Scene("left", 6), Scene("right", 5, 0)], image=bar(3, 6, 1))
+    assert np.array_equal(cut.frames[:6], bar(3, 6, 1)), "and up to a cut, where their last token ends"
 
 
 def test_a_sketch_is_followed_where_it_has_frames(session: Session) -> None:
@@ -159,6 +161,21 @@ def test_a_sketch_is_followed_where_it_has_frames(session: Session) -> None:
     one, two = (session.sample("left", sketch=sketch)[0].frames for sketch in (short, longer))
     assert np.array_equal(one[:3], two[:3])
     assert not np.array_equal(one[3:], two[3:])
+
+
+def test_a_sketch_reaches_through_scenes_up_to_a_cut(session: Session) -> None:
+    """6 frames, or 2 and 4 of two scenes, end within a latent, which is theirs alone."""
+    strokes = bar(3, 7, 1)
+    (alone,) = session.sample("left", frames=6, sketch=strokes[:6])
+    assert not same(session.sample("left", frames=6, sketch=strokes[:5]), [alone]), "the last latent is sketched, too"
+    for start in ([Scene("left", 6)], [Scene("left", 2), Scene("left", 4)]):
+        scenes = [*start, Scene("right", 5, 0)]
+        (bare,), (story,) = (session.sample(scenes=scenes, sketch=sketch) for sketch in (None, strokes[:6]))
+        assert np.array_equal(story.frames[:6], alone.frames)
+        assert np.array_equal(story.frames[6:], bare.frames[6:]), "a cut ends it"
+        assert same(*(session.sample(scenes=scenes, sketch={place: strokes[5]}) for place in (5, -6)))
+        with pytest.raises(UserError, match=r"frame 6 is sketched, and a hard cut .* up to frame 5; give one of at most 6"):
+            session.sample(scenes=scenes, sketch=strokes)
 
 
 def test_a_sketch_with_gaps_is_drawn_again_by_its_json(tessera: Run, run: Path, session: Session, tmp_path: Path) -> None:
@@ -190,7 +207,7 @@ def test_a_sketch_with_gaps_is_drawn_again_by_its_json(tessera: Run, run: Path, 
         ({"prompts": "a", "keyframes": {4: bar(1, 1, 1)[0]}}, "4 is given and frame 0 is not: .*base.model.kind=masked"),
         ({"scenes": [Scene("a", 9), Scene("b", 4, 4)]}, "overlap of 4, and this generator draws no windows"),
         ({"scenes": [Scene("a", 9), Scene("b", 4, 0)], "image": bar(1, 10, 1)}, "9 is given, and a hard cut .* up to 8"),
-        ({"scenes": [Scene("a", 5), Scene("b", 5, 0)], "sketch": bar(1, 7, 1)}, "behind the first hard cut; .* at most 5"),
+        ({"scenes": [Scene("a", 5), Scene("b", 5, 0)], "sketch": bar(1, 6, 1)}, "5 is sketched, and a hard cut .* at most 5"),
         ({"scenes": [Scene("a", 10), Scene("b", 1)]}, r"scene 'b' \(1 of 2 frames .* at least 2 frames"),
         ({"prompts": "a", "options": {"overlap": 2}}, "sample.overlap .*unknown key"),
     ],

@@ -87,7 +87,6 @@ class AutoregressiveLatents:
         refuse_gaps(chunk)
         given, sketch = given_latents(chunk, self.tokenizer), self.sketch(chunk)
         lengths = [[span.latents for span in spans_of([take], stride)] for take in takes]
-        refuse_sketch_beyond_cut(chunk, sum(lengths[0]), len(takes), stride)
         return self.drawn(chunk, self.sampler(options), takes, lengths, given, sketch)
 
     def drawn(
@@ -166,12 +165,4 @@ def refuse_gaps(chunk: Chunk) -> None:
         raise UserError(
             f"frame {places[beginning]} is given and frame {beginning} is not: an autoregressive generator draws one frame after "
             f"another and cannot be told what comes later; give the first frames alone, or train with {KIND}=masked"
-        )
-
-
-def refuse_sketch_beyond_cut(chunk: Chunk, latents: int, takes: int, time_stride: int) -> None:
-    """A sketch belongs to the scenes before the first hard cut."""
-    if chunk.sketch is not None and takes > 1 and chunk.sketch.shape[1] > latents:
-        raise UserError(
-            f"the sketch reaches behind the first hard cut; give one of at most {1 + time_stride * (latents - 1)} frames"
         )
