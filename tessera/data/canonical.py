@@ -47,6 +47,13 @@ class Cleaning:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class CleanedMesh(Mesh):
+    """One that remembers what was removed of it."""
+
+    cleaning: Cleaning
+
+
 def standardise(mesh: Mesh) -> tuple[Mesh, Cleaning]:
     """Cleaned, normalised, and cleaned again: what lies within a millionth of the box is one place. May have no face left."""
     exact, first = clean(mesh)

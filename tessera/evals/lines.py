@@ -224,6 +224,7 @@ def _shapes(section: Mapping[str, Any]) -> list[str]:
     for name, row in _sorted(section["rows"]):
         parts = [f"{key} {100 * row[key]:.1f} %" for key in ("watertight", "clean")]
         parts += [f"{label} {100 * row[key]:.2f} %" for label, key in _FLAWS.items()]
+        parts += [f"{label} {100 * row[key]:.2f} %" for label, key in _REMOVED.items() if key in row]
         told.append(f"  {name:<15} {row['faces']:.0f} faces  " + "  ".join(parts))
     return told
 
@@ -231,3 +232,4 @@ def _shapes(section: Mapping[str, Any]) -> list[str]:
 _FLAWS = {
     "manifold": "manifold_edges", "degenerate": "degenerate_faces", "duplicate": "duplicate_faces", "flipped": "flipped_faces",
 }  # fmt: skip
+_REMOVED = {"removed: degenerate": "removed_degenerate", "duplicate": "removed_duplicate"}

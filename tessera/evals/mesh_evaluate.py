@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from tessera.config import MeshEvaluateConfig
-from tessera.data.canonical import normalise, quantise, to_mesh
+from tessera.data.canonical import CleanedMesh, normalise, quantise, to_mesh
 from tessera.data.synth import furniture_oracle
 from tessera.engine.dist import World
 from tessera.evals import oracle
@@ -227,8 +227,19 @@ def shapes_report(rows: MeshRows) -> Report:
     table: dict[str, dict[str, float]] = {}
     for name, meshes in rows.by_name.items():
         faces = float(np.mean([len(mesh.faces) for mesh in meshes]))
-        table[name] = {"faces": faces, **summarise_health([check_health(mesh) for mesh in meshes])}
+        table[name] = {"faces": faces, **summarise_health([check_health(mesh) for mesh in meshes]), **removed_of(meshes)}
     return {**table.get("samples", {}), "rows": table}
+
+
+def removed_of(meshes: Sequence[Mesh]) -> dict[str, float]:
+    """Shares of the faces that tokens said, which are no longer in the meshes; means over shapes. Nothing of other meshes."""
+    done = [mesh.cleaning for mesh in meshes if isinstance(mesh, CleanedMesh)]
+    if len(done) < len(meshes):
+        return {}
+    return {
+        f"removed_{kind}": float(np.mean([getattr(each, f"num_{kind}") / max(1, each.num_faces_before) for each in done]))
+        for kind in ("degenerate", "duplicate")
+    }
 
 
 def sets_report(material: MeshMaterial, clouds: Mapping[str, CloudSet], train: CloudSet, measuring: Measuring) -> Report:

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from tessera.config import MeshDataConfig, MeshEvaluateConfig, UserError
-from tessera.data.canonical import quantise, standardise, to_mesh
+from tessera.data.canonical import CleanedMesh, Cleaning, quantise, standardise, to_mesh
 from tessera.data.loader import Feed
 from tessera.data.mesh_cache import write_meshes
 from tessera.data.mesh_sources import MeshFolder
@@ -293,6 +293,18 @@ def test_samples_without_a_surface_are_counted(material: MeshMaterial, known: Ev
     json.dumps(all_empty.report, allow_nan=False)
     assert lines(all_empty.report)
     assert all_empty.report["shapes"]["empty"] == 1.0
+
+
+def test_faces_that_were_removed_are_told(material: MeshMaterial) -> None:
+    def sample(captions: Sequence[str], seed: int) -> list[Mesh]:
+        done = Cleaning(num_degenerate=4, num_duplicate=2, num_faces_before=40, num_faces_after=34)
+        return [CleanedMesh(mesh.vertices, mesh.faces, done) for mesh in soup(len(captions), seed)]
+
+    report = evaluate_meshes(MeshSubject(sample=sample, reconstruct=in_bins), material, QUICK).report
+    shapes = report["shapes"]
+    assert (shapes["removed_degenerate"], shapes["removed_duplicate"]) == (pytest.approx(0.1), pytest.approx(0.05))
+    assert "removed_degenerate" not in shapes["rows"]["reconstruction"]
+    assert "removed: degenerate 10.00 %  duplicate 5.00 %" in "\n".join(lines(report))
 
 
 def test_few_data_give_reasons_instead_of_numbers(material: MeshMaterial) -> None:

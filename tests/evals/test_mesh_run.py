@@ -54,6 +54,7 @@ def test_a_run_is_judged(run: Path) -> None:
     assert report["subject"]["stages"] == {"base": 2}
     assert set(report["oracle"]["rows"]) == {"chance", "nearest", "real", "reconstruction", "samples"}
     assert report["reconstruction"]["exact"] == 1.0, "exact coordinates lose nothing but bins"
+    assert report["shapes"]["removed_degenerate"] == report["shapes"]["removed_duplicate"] == 0, "no token says such a face"
     assert report["loss"]["bits_per_face"] > 0
     assert report["loss"]["bits_per_mesh"] > report["loss"]["bits_of_face_1"] > 0
     assert (folder / "evaluation.png").is_file()
@@ -88,6 +89,8 @@ def test_a_graph_tokenizer_alone_is_judged_by_what_it_keeps(data: Path, tmp_path
     report = evaluate_run(train(data, tmp_path / "run", GRAPH, stage="tokenizer"), n=3, sets=QUICK, device="cpu")[0].report
     assert report["reconstruction"]["exact"] < 1
     assert report["reconstruction"]["rows"]["quantised"]["exact"] == 1
+    assert report["shapes"]["rows"]["reconstruction"]["removed_degenerate"] > 0, "codes that are not learned say such faces"
+    assert "removed_degenerate" not in report["shapes"]["rows"]["real"]
     assert "samples" not in report["oracle"]["rows"]
     assert any("no generator is trained" in note for note in report["notes"])
 

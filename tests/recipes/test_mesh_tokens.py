@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tessera import pipeline
-from tessera.recipes.meshgpt.tokens import MeshTokens, module_of, tokens_of
+from tessera.recipes.meshgpt.tokens import MeshTokens, meshes_of, module_of, tokens_of
 
 QUANTIZERS = {
     "one": ("{kind: fsq, levels: [5, 5, 4]}", (100,)),
@@ -54,3 +54,13 @@ def test_whatever_may_be_drawn_is_a_code(made: tuple[MeshTokens, Any, tuple[int,
         wanted[-1] = begins and place > 0
         assert torch.equal(allowed, wanted.expand(2, -1)), place
         state, allowed = tokens.constraint.step(state, torch.zeros(2, dtype=torch.long))
+
+
+def test_a_drawn_mesh_remembers_the_faces_that_were_removed() -> None:
+    tokens = tokens_of(pipeline.resolve("meshgpt", preset="tiny"))
+    a, b, c, d = [1, 0, 0], [1, 0, 2], [1, 2, 0], [3, 0, 0]
+    ids = torch.tensor([[a, b, c], [b, c, a], [a, b, b], [a, b, d], [a, a, a]]).flatten(1)[None]
+    (whole,) = meshes_of(tokens, {}, ids, torch.tensor([5]), bins=64)
+    (none,) = meshes_of(tokens, {}, ids, torch.tensor([0]), bins=64)
+    assert (len(whole.faces), whole.cleaning.num_degenerate, whole.cleaning.num_duplicate) == (2, 2, 1)
+    assert (len(none.faces), none.cleaning.num_faces_before) == (0, 0)

@@ -13,7 +13,7 @@ from torch import Tensor
 from tessera.batches import SequenceBatch
 from tessera.config import UserError
 from tessera.contracts import Chunk, Context, Nets
-from tessera.data.canonical import Corners, standardise
+from tessera.data.canonical import CleanedMesh, Corners, standardise
 from tessera.generators.autoregressive.losses import AutoregressiveLosses, digest
 from tessera.generators.autoregressive.sample import AutoregressiveSampleConfig, Known, Sampler, Writer
 from tessera.media.meshes import Mesh
@@ -43,7 +43,7 @@ class Sculptor:
         return {**self.stages.get("tokenizer", {}), **self.stages["base"]}
 
     @torch.no_grad()
-    def __call__(self, chunk: Chunk) -> list[Mesh]:
+    def __call__(self, chunk: Chunk) -> list[CleanedMesh]:
         """A mesh for every row."""
         options = chunk.options
         assert isinstance(options, MeshSampleConfig)
@@ -98,13 +98,13 @@ class Sculptor:
             sums = {name: sums.get(name, 0) + value.double().cpu() for name, value in loss.stats.items()}
         return {"loss": float(total[0] / total[1])} | digest(sums)
 
-    def through_tokens(self, meshes: Sequence[Mesh]) -> list[Mesh]:
+    def through_tokens(self, meshes: Sequence[Mesh]) -> list[CleanedMesh]:
         """What the tokenizer keeps of meshes."""
         return through_tokens(self.config, self.nets, meshes, self.device)
 
 
 @torch.no_grad()
-def through_tokens(config: MeshGPTConfig, nets: Nets, meshes: Sequence[Mesh], device: torch.device) -> list[Mesh]:
+def through_tokens(config: MeshGPTConfig, nets: Nets, meshes: Sequence[Mesh], device: torch.device) -> list[CleanedMesh]:
     """The same without a generator: the nets are those of the tokenizer's stage."""
     bins, tokens, made = config.data.bins, tokens_of(config), []
     for mesh in meshes:

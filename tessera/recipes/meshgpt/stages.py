@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -119,7 +119,7 @@ def base_step(config: MeshGPTConfig) -> Train:
 
 def preview_reconstructions(config: MeshGPTConfig, raw: Nets, averaged: Nets, batch: MeshBatch, context: Context) -> Preview:
     """Three rows: the meshes, and what averaged and raw weights make of them."""
-    rows = {"real": quantised(config, batch)}
+    rows: dict[str, Sequence[Mesh]] = {"real": quantised(config, batch)}
     for name, nets in (("ema", averaged), ("raw", raw)):
         tokens = tokens_of(config)
         ids = tokens.encode(nets, batch.corners, batch.num_faces)
@@ -135,6 +135,7 @@ def preview_base(config: MeshGPTConfig, raw: Nets, averaged: Nets, batch: MeshBa
     seeds = torch.arange(len(batch.keys), device=batch.corners.device)
     lengths = torch.full_like(seeds, config.sample.faces)
     ids, faces = Sampler(writer)(text, seeds, config.sample.max_faces or config.data.max_faces, lengths=lengths)
+    rows: dict[str, Sequence[Mesh]]
     rows = {"real": quantised(config, batch), "drawn": meshes_of(tokens, averaged, ids, faces, config.data.bins)}
     return Preview("png", contact_sheet(rows, batch.captions), facts_of(rows, batch) | {"seeds": seeds.tolist()})
 
@@ -145,13 +146,13 @@ def quantised(config: MeshGPTConfig, batch: MeshBatch) -> list[Mesh]:
     return [mesh_of(own[:count], bins) for own, count in zip(corners, batch.num_faces.tolist(), strict=True)]
 
 
-def contact_sheet(rows: dict[str, list[Mesh]], captions: Sequence[str | None]) -> bytes:
+def contact_sheet(rows: Mapping[str, Sequence[Mesh]], captions: Sequence[str | None]) -> bytes:
     """Named rows of meshes with captions below, as a png."""
     pictures = [[render(mesh, PICTURE) for mesh in meshes] for meshes in rows.values()]
     return encode_png(sheet(pictures, row_names=list(rows), captions=[caption or "" for caption in captions]))
 
 
-def facts_of(rows: dict[str, list[Mesh]], batch: MeshBatch) -> dict[str, Any]:
+def facts_of(rows: Mapping[str, Sequence[Mesh]], batch: MeshBatch) -> dict[str, Any]:
     """For the JSON beside a preview."""
     faces = {name: [len(mesh.faces) for mesh in meshes] for name, meshes in rows.items()}
     return {"keys": list(batch.keys), "captions": list(batch.captions), "faces": faces}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tessera.batches import MeshBatch, SequenceBatch
 from tessera.contracts import Constraint, Nets
-from tessera.data.canonical import Corners, quantise, to_mesh
+from tessera.data.canonical import CleanedMesh, Corners, clean, quantise, to_mesh
 from tessera.data.quads import join_quads, split_quads
 from tessera.generators.autoregressive.sample import EndBetween
 from tessera.generators.masked.model import digit_sizes, join_digits, split_digits
@@ -96,10 +96,11 @@ def sequences(tokens: MeshTokens) -> Callable[[Nets, Any], SequenceBatch]:
     return read
 
 
-def meshes_of(tokens: MeshTokens, nets: Nets, ids: Tensor, faces: Tensor, bins: int) -> list[Mesh]:
-    """Drawn ids to meshes, in canonical order and welded: codes may say the same face twice, or none at all."""
+def meshes_of(tokens: MeshTokens, nets: Nets, ids: Tensor, faces: Tensor, bins: int) -> list[CleanedMesh]:
+    """Drawn ids to meshes, in canonical order and welded: learned codes may say the same face twice, or none at all."""
     corners = tokens.decode(nets, ids, faces).cpu().numpy()
-    return [in_order(mesh_of(own[:count], bins), bins) for own, count in zip(corners, faces.tolist(), strict=True)]
+    made = [clean(mesh_of(own[:count], bins)) for own, count in zip(corners, faces.tolist(), strict=True)]
+    return [CleanedMesh(mesh.vertices, mesh.faces, cleaning) for mesh, cleaning in made]
 
 
 def mesh_of(corners: npt.NDArray[np.integer], bins: int) -> Mesh:
@@ -111,11 +112,6 @@ def in_bins(config: MeshGPTConfig, mesh: Mesh) -> Corners:
     """A standard mesh as the tokenizer reads it: f 3 3, or f 4 3."""
     corners = quantise(mesh, config.data.bins)
     return join_quads(corners) if config.quads else corners
-
-
-def in_order(mesh: Mesh, bins: int) -> Mesh:
-    """Without degenerate faces and duplicates, which only learned codes can give."""
-    return to_mesh(quantise(mesh, bins), bins)
 
 
 def module_of(config: MeshGPTConfig) -> nn.Module | None:
