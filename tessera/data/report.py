@@ -31,6 +31,8 @@ class Report:
     num_captioned: int
     num_captions: int
     """More than the captioned samples where some have several."""
+    uncaptioned: tuple[str, ...]
+    """Samples without a caption."""
     num_rejected: int
     rejects: tuple[Reject, ...]
     caption_examples: tuple[str, ...]
@@ -62,9 +64,10 @@ class Report:
             *(f"  caption  {caption}" for caption in self.caption_examples),
         ]
         noun = {"meshes": "mesh", "clips": "clip"}.get(self.kind, "image")
-        if self.num_captioned < self.num_samples:
-            missing = self.num_samples - self.num_captioned
-            lines.append(f"  {missing:,} of {self.num_samples:,} {self.kind} have no caption ({missing / self.num_samples:.1%})")
+        if self.uncaptioned:
+            share = f"{len(self.uncaptioned) / self.num_samples:.1%}"
+            lines.append(f"  {len(self.uncaptioned):,} of {self.num_samples:,} {self.kind} have no caption ({share})")
+            lines.append(f"  without  {_few(self.uncaptioned)}")
         if self.num_captions > self.num_captioned:
             an = "an" if noun == "image" else "a"
             lines.append(f"  {self.num_captions:,} captions in all; where {an} {noun} has several, each epoch draws one")
@@ -125,6 +128,7 @@ class Tally:
             "num_samples": len(self.seen),
             "num_captioned": len(captions),
             "num_captions": sum(map(len, captions.values())),
+            "uncaptioned": tuple(self.source.name(index) for index in self.seen if index not in captions),
             "num_rejected": len(rejects),
             "rejects": tuple(rejects),
             "caption_examples": _examples([_cut(texts[0]) for texts in captions.values()]),
@@ -153,6 +157,12 @@ class Tally:
             yield (
                 f"{self.num_unreadable:,} of {len(self.source):,} {many} cannot be read, and data.corrupt_budget={budget:g} "
                 f"allows {budget:.0%}: training would stop; repair or remove them, or raise it"
+            )
+        without = sum(self.source.caption(index) is None for index in range(len(self.source)))
+        if without > (budget := self.config.uncaptioned_budget) * len(self.source):
+            yield (
+                f"{without:,} of {len(self.source):,} {many} have no caption, and data.uncaptioned_budget={budget:g} allows "
+                f"{budget:.0%}: training on captions would stop; add some, raise it, or set text.kind=none"
             )
 
     def _torn(self) -> Iterator[str]:

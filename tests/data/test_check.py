@@ -52,6 +52,7 @@ def test_every_number(folder: Path) -> None:
     assert report["modes"] == {"RGB": 6, "P": 1}
     assert report["formats"] == {"PNG": 5, "GIF": 1, "JPEG": 1}
     assert report["caption_examples"] == ["number 0", "number 2", "a photo"]
+    assert report["uncaptioned"] == ["clip.gif", "copy.png"]
     keys = ["0", "1", "2", "3", "clip", "copy", "photo"]
     sides = [split_of(key, 0.05) for key in keys]
     assert report["split"] == {"train": sides.count("train"), "validation": sides.count("validation")}
@@ -101,6 +102,21 @@ def test_many_rejects_are_all_in_json_and_shortened_for_people(tmp_path: Path) -
     report = check_folder(tmp_path)
     assert report.num_rejected == len(report.rejects) == 600
     assert report.lines()[-1].strip() == "... and 590 more"
+
+
+def test_samples_without_a_caption_are_named_and_what_they_would_stop(tmp_path: Path) -> None:
+    for number in range(20):
+        write_png(tmp_path / f"{number:02d}.png", noise(number))
+    for number in range(12):
+        (tmp_path / f"{number:02d}.txt").write_text("a caption")
+    report = check_folder(tmp_path)
+    assert report.uncaptioned == tuple(f"{number:02d}.png" for number in range(12, 20))
+    text = "\n".join(report.lines())
+    assert "8 of 20 images have no caption (40.0%)\n  without  12.png, 13.png, 14.png, 15.png, 16.png, 17.png and 2 more" in text
+    assert "8 of 20 pictures have no caption, and data.uncaptioned_budget=0.1 allows 10%: training on captions would stop" in text
+    few = check_folder(tmp_path, sets=["data.uncaptioned_budget=0.4"])
+    assert few.uncaptioned
+    assert not any("uncaptioned_budget" in note for note in few.notes)
 
 
 def test_rare_sizes_are_summed(tmp_path: Path) -> None:
