@@ -99,6 +99,11 @@ def make_request(
         raise UserError(f"n is {n!r}; expected 1 or more samples of each prompt, and at most {MOST_SAMPLES:,} in all")
     if not isinstance(seed, int) or not 0 <= seed <= LARGEST_SEED:
         raise UserError(f"seed is {seed!r}; expected a whole number from 0 to {LARGEST_SEED} (2^62 - 1)")
+    if seed + n - 1 > LARGEST_SEED:
+        raise UserError(
+            f"seed is {seed} and n is {n:,}, so the last sample would have the seed {seed + n - 1}; expected {LARGEST_SEED} "
+            f"(2^62 - 1) or less: lower the seed"
+        )
     if wrong := [prompt for prompt in prompts if not isinstance(prompt, str)]:
         raise UserError(f"a prompt is {wrong[0]!r}; expected text")
     parts = {"mask": mask, "outpaint": outpaint or None, "towards": towards}

@@ -221,6 +221,7 @@ def test_base_alone_draws_while_superres_is_still_untrained(pictures: Path, gene
         ({"n": 2.5}, "n is 2.5"),
         ({"n": 100_001}, "at most 100,000 in all"),
         ({"seed": -1}, "seed is -1; expected a whole number"),
+        ({"seed": 2**62 - 2, "n": 3}, "the last sample would have the seed 4611686018427387904; .* lower the seed"),
         ({"seed": 2**62}, r"seed is 4611686018427387904; expected a whole number from 0 to 4611686018427387903 \(2\^62 - 1\)"),
         ({"mask": "x.png"}, "mask is given without an image"),
         ({"outpaint": {"left": 0.5}}, "outpaint is given without an image"),
