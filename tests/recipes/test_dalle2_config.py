@@ -63,6 +63,15 @@ def step(config: Dalle2Config, name: str) -> Train:
             "upsampler1.resolution 60 is 54 pixels wide, which cannot be divided by 4, as upsampler1.model asks; use 40 or 80",
         ),
         (["data.resolution=24", "data.width=16", "upsampler1={resolution: 48, crop: 36}"], "upsampler1.crop 36 is larger than "),
+        (
+            ["upsampler1.low={kind: blur, sigmas: [0.4, 5.1]}"],
+            "upsampler1.low reaches 16 pixels to each side, and upsampler1 sees pictures of 16 x 16; use sigmas and "
+            "sample_sigma of 5.0 at most",
+        ),
+        (
+            ["data.width=24", "upsampler2={resolution: 64, low: {kind: blur, sample_sigma: 11}}"],
+            "upsampler2.low reaches 33 pixels to each side, and upsampler2 sees pictures of 32 x 48",
+        ),
         (["base.latent={}"], "base.latent.path"),
         (["prior.process={kind: ddpm, learned_variance: true}"], "learned_variance is for pictures"),
         (["sample.guidance_levels=[3, -3]"], "the lower one comes first"),

@@ -26,7 +26,7 @@ from tessera.generators.diffusion.processes import DdpmConfig
 from tessera.generators.diffusion.sample import DiffusionSampleConfig, SamplerConfig
 from tessera.generators.diffusion.stage import DiffusionStageConfig
 from tessera.generators.diffusion.unet import UNetConfig
-from tessera.recipes.dalle2.sizes import refuse_base, refuse_upsampler
+from tessera.recipes.dalle2.sizes import refuse_base, refuse_blur, refuse_upsampler
 from tessera.text.encoders import ByteTextConfig, NoTextConfig, TextConfig
 from tessera.tokenizers.image.model import ImageTokenizerConfig
 from tessera.tokenizers.pair.clip import ClipConfig
@@ -272,6 +272,7 @@ class Dalle2Config(Config):
                     f"{name}.resolution {stage.resolution} must be larger than {name_below} {below}; use {2 * below}"
                 )
             refuse_upsampler(stage.model, self.data, stage.resolution, stage.crop, name)
+            refuse_blur(stage.low, self.data.at(below).size, name)
             below, name_below = stage.resolution, f"{name}.resolution"
         return self
 

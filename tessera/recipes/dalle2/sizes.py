@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from tessera.config import ImageDataConfig
+from tessera.generators.diffusion.degrade import BlurConfig, Degradation
 from tessera.generators.diffusion.dit import DiTConfig
 from tessera.generators.diffusion.unet import UNetConfig
 from tessera.recipes.sizes import refuse_other_proportions, sides_near
@@ -40,6 +41,15 @@ def refuse_crop(model: UNetConfig | DiTConfig, size: tuple[int, int], crop: int,
         whole = f"{size[0]}" if size[0] == size[1] else f"{size[0]} x {size[1]}"
         raise ValueError(f"{name}.crop {crop} is larger than {name}.resolution {whole}; lower it, or set null")
     refuse_side(stride_of(model), crop, f"{name}.crop", f"{name}.model")
+
+
+def refuse_blur(low: Degradation, small: tuple[int, int], name: str) -> None:
+    """It mirrors borders, so it must not reach beyond the smaller picture."""
+    if isinstance(low, BlurConfig) and low.radius >= min(small):
+        raise ValueError(
+            f"{name}.low reaches {low.radius} pixels to each side, and {name} sees pictures of {small[0]} x {small[1]}; "
+            f"use sigmas and sample_sigma of {math.floor((min(small) - 1) * 10 / 3) / 10} at most"
+        )
 
 
 def height_unit(data: ImageDataConfig, stride: int) -> int:
