@@ -94,9 +94,15 @@ def cut_short(session: Session, request: Request) -> str:
     return f"; only the first {text.length} bytes are read of {longer[0]!r}" if longer else ""
 
 
+def drawn_size(session: Session) -> tuple[int, int]:
+    """Height and width of what is drawn."""
+    size: tuple[int, int] = session.config.data.at(getattr(session.draw, "resolution", session.resolution)).size
+    return size
+
+
 def in_pixels(session: Session) -> str:
-    """How large what is drawn is."""
-    height, width = session.config.data.at(getattr(session.draw, "resolution", session.resolution)).size
+    """The same in words."""
+    height, width = drawn_size(session)
     return f"{height} px" if height == width else f"{height} x {width} px"
 
 
@@ -107,6 +113,7 @@ def untrained(session: Session) -> list[str]:
 
 def made_by(session: Session) -> dict[str, Any]:
     """Which weights drew: for whoever asks later why a picture came out otherwise."""
+    height, width = (0, 0) if session.recipe.medium == "mesh" else drawn_size(session)
     return {
         "tessera": our_version(),
         "recipe": session.recipe.name,
@@ -114,6 +121,6 @@ def made_by(session: Session) -> dict[str, Any]:
         "device": session.device.type,
         "stages": {name: {"step": session.steps[name], "weights": session.hashes[name]} for name in session.steps},
         "untrained": untrained(session),
-        **({"resolution": session.resolution} if session.recipe.medium != "mesh" else {}),
-        **({} if session.recipe.medium == "mesh" or session.size[0] == session.size[1] else {"width": session.size[1]}),
+        **({"resolution": height} if height else {}),
+        **({"width": width} if width != height else {}),
     }

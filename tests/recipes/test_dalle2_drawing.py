@@ -377,11 +377,19 @@ def test_embeddings_of_files_cannot_be_made_of_a_picture(session: Session) -> No
         Sphere(config, {}, painter.prompts).pictures(torch.zeros(1, 3, 16, 16))
 
 
-def test_a_stage_trains_alone_and_takes_the_pair_of_another_run(run: Path, tmp_path: Path) -> None:
+def test_a_stage_trains_alone_and_takes_the_pair_of_another_run(run: Path, photo: Image.Image, tmp_path: Path) -> None:
     data = str(run.parent / "data")
     config = pipeline.resolve("dalle2", preset="tiny", data=data, steps=2, sets=[*SETS, *RATES], stage="upsampler1")
     pipeline.train(config, run=tmp_path / "upsampler", stage="upsampler1")
-    assert list(load(tmp_path / "upsampler", device="cpu").nets) == ["upsampler1"]
+    alone = load(tmp_path / "upsampler", device="cpu")
+    assert list(alone.nets) == ["upsampler1"]
+    photo.save(tmp_path / "photo.png")
+    (drawn,) = draw_to_files(alone.path, [""], named={"image": str(tmp_path / "photo.png")}, flags={}).samples
+    (same,) = alone.sample("", image=photo, options={"start": "upsampler1"})
+    assert np.array_equal(np.asarray(Image.open(drawn.path)), np.asarray(same)), "the only way to draw need not be named"
+    assert json.loads(drawn.path.with_suffix(".json").read_text())["made_by"]["resolution"] == same.size[0] == 32
+    with pytest.raises(UserError, match="base is not trained, and upsampler1 alone enlarges a picture; give one: --image"):
+        alone.sample("a red circle")
     with pytest.raises(UserError, match=r"nothing that can be judged is trained yet \(trained: upsampler1\)"):
         evaluate_run(tmp_path / "upsampler", n=2, device="cpu")
     with pytest.raises(UserError, match="stage base needs the embedder"):
@@ -390,8 +398,8 @@ def test_a_stage_trains_alone_and_takes_the_pair_of_another_run(run: Path, tmp_p
     taken = pipeline.resolve("dalle2", preset="tiny", data=data, steps=2, sets=[*other, f"embeddings.path={run / 'embedder'}"])
     pipeline.train(taken, run=tmp_path / "decoder", stage="base")
     found = load(tmp_path / "decoder", device="cpu")
-    alone, after = (preview_of(place) for place in (tmp_path / "decoder", run))
-    assert "cosine" not in alone, "there is no prior"
+    without, after = (preview_of(place) for place in (tmp_path / "decoder", run))
+    assert "cosine" not in without, "there is no prior"
     assert "cosine" in after
     assert set(json.loads((last_of(run / "base" / "checkpoints") / "manifest.json").read_text())["needs"]) == {"embedder"}
     assert found.hashes["embedder"] == load(run, device="cpu").hashes["embedder"]

@@ -146,7 +146,7 @@ class Dalle2SampleConfig(SamplerConfig):
     upsampler: UpsamplerSampleConfig = UpsamplerSampleConfig()
     """The upsamplers, where there are any."""
     start: Literal["prior", "upsampler1", "upsampler2", "upsampler3", "upsampler4"] = "prior"
-    """The first stage that draws: an upsampler alone starts from a picture of yours."""
+    """The first stage that draws: an upsampler alone starts from a picture of yours; where base is not trained, one does."""
     chunk: int = Field(16, ge=1, le=1024)
     """Pictures drawn at once. Always so many: the last chunk is padded, so a picture never depends on what else is asked."""
     compile: bool = False

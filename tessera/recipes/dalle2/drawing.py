@@ -58,10 +58,17 @@ class Painter:
 
     def start_size(self, options: Dalle2SampleConfig) -> tuple[int, int]:
         """Height and width of a picture that drawing starts from: what the first stage sees, or as large as what is drawn."""
-        if options.start == "prior":
+        start = self.start(options)
+        if start == "prior":
             return self.size_at(self.resolution)
-        self.path(options.start)
-        return self.size_at(self.config.seen_by(options.start))
+        self.path(start)
+        return self.size_at(self.config.seen_by(start))
+
+    def start(self, options: Dalle2SampleConfig) -> str:
+        """The first stage that draws: as asked, but where base is not trained, so that prior leads nowhere, an upsampler."""
+        if options.start != "prior" or "base" in self.stages:
+            return options.start
+        return next(name for name in self.config.upsamplers if name in self.stages)
 
     def size_at(self, resolution: int) -> tuple[int, int]:
         """Height and width of pictures of that height."""
@@ -97,9 +104,10 @@ class Painter:
         assert isinstance(options, Dalle2SampleConfig)
         if options.compile and not self._compiled:
             self.compile()
-        upsamplers = self.path(options.start)
-        if options.start != "prior":
-            return self.enlarged(chunk, self.given(chunk, options), upsamplers, options)
+        start = self.start(options)
+        upsamplers = self.path(start)
+        if start != "prior":
+            return self.enlarged(chunk, self.given(chunk, start, options), upsamplers, options)
         redraw = None if chunk.redraw is None else self.coarse(chunk.redraw)
         small = self.decode(chunk, self.embeddings(chunk, options), options, redraw)
         images = self.enlarged(chunk, small, upsamplers, options)
@@ -108,14 +116,15 @@ class Painter:
         anew = F.interpolate(redraw.float(), size=images.shape[-2:], mode="nearest") > 0
         return torch.where(anew, images, chunk.pictures)
 
-    def given(self, chunk: Chunk, options: Dalle2SampleConfig) -> Tensor:
+    def given(self, chunk: Chunk, start: str, options: Dalle2SampleConfig) -> Tensor:
         """The picture that an upsampler alone starts from."""
+        alone = f"sample.start={start}" if options.start == start else f"base is not trained, and {start} alone"
         if chunk.pictures is None or chunk.pictures.ndim == 2:
-            raise UserError(f"sample.start={options.start} enlarges a picture; give one: --image FILE, or image in a request")
+            raise UserError(f"{alone} enlarges a picture; give one: --image FILE, or image in a request")
         if chunk.redraw is not None:
-            raise UserError(f"sample.start={options.start} enlarges a whole picture; leave mask and outpaint out")
+            raise UserError(f"{alone} enlarges a whole picture; leave mask and outpaint out")
         if chunk.towards is not None:
-            raise UserError(f"sample.start={options.start} enlarges one picture, without its embedding; leave towards out")
+            raise UserError(f"{alone} enlarges one picture, without its embedding; leave towards out")
         if chunk.negatives is not None and options.upsampler.guidance == 1:
             raise UserError(
                 "a negative prompt needs guidance, and sample.upsampler.guidance is 1; raise it, or leave the prompt out"
@@ -157,11 +166,6 @@ class Painter:
 
     def decode(self, chunk: Chunk, embeddings: Tensor, options: Dalle2SampleConfig, redraw: Tensor | None = None) -> Tensor:
         """b c h w of the decoder's size; where `redraw` (b 1 h w of what it draws) is false the picture stays."""
-        if "base" not in self.stages:
-            raise UserError(
-                f"stage base has not been trained yet (trained: {', '.join(self.stages)}); tessera resume goes on with it, "
-                f"or enlarge a picture: --set sample.start={next(iter(self.path('prior')), 'upsampler1')}"
-            )
         nets = self.base_nets
         condition = told_base(self.config, self.prompts(nets, chunk.captions), embeddings)
         negative = None if chunk.negatives is None else self.prompts(nets, chunk.negatives)
