@@ -21,6 +21,7 @@ from tessera.media.images import Channels, Pixels, UnreadableImage, fit, read_im
 from tessera.media.meshes import Mesh, TrimeshMissing, UnreadableMesh, read_mesh
 from tessera.recipes.precision import full_precision
 from tessera.sampling import clips
+from tessera.sampling.masks import redraw_of
 from tessera.sampling.request import Request, make_request
 from tessera.sampling.stored import Stored, build_nets, open_stored
 from tessera.sampling.vectors import is_vector, read_vector
@@ -216,11 +217,12 @@ class Session:
                 raise UserError("an embedding has no pixels that could stay; give the picture, or leave mask and outpaint out")
             return self.vector_of(request.image, "image"), None
         size = draw.start_size(request.options)
-        picture, redraw = self.prepare(request.image, size), None
+        whole = self.read_for(request.image, size)
+        picture, redraw = fit(whole, size), None
         if request.mask is not None:
-            redraw = torch.from_numpy(self.prepare_mask(request.mask, size)[None] >= 128)
-            if not redraw.any():
-                raise UserError("the mask has no white pixel, so nothing would be drawn; white marks what is drawn anew")
+            name = f"mask {request.mask}" if isinstance(request.mask, (str, Path)) else "mask"
+            mask = self.read(request.mask, max(size), channels=4)
+            redraw = torch.from_numpy(redraw_of(mask, (whole.shape[0], whole.shape[1]), size, name)[None])
         if request.outpaint:
             picture, redraw = shrunk(picture, request.outpaint)
         return self.pixels_of(picture), None if redraw is None else redraw.to(self.device)
@@ -319,20 +321,12 @@ class Session:
 
     def prepare(self, picture: clips.Footage, size: tuple[int, int] | None = None) -> Pixels:
         """A picture as the model sees it: height x width x channels, uint8, by default at the size of the data."""
-        data = self.config.data
-        size = size or data.size
-        return fit(self.read(picture, round(max(size) * data.zoom), data.channels), size)
+        size = size or self.config.data.size
+        return fit(self.read_for(picture, size), size)
 
-    def prepare_mask(self, mask: Picture, size: tuple[int, int]) -> Pixels:
-        """A mask in grey, height x width; one with transparent parts is refused: they might mean either."""
-        array = self.read(mask, max(size), channels=4)
-        if array[:, :, 3].min() < 255:
-            name = f"mask {mask}" if isinstance(mask, (str, Path)) else "mask"
-            raise UserError(
-                f"the {name} has transparent pixels, which say neither yes nor no; save it without transparency (no alpha "
-                f"channel): white where something new is drawn, black elsewhere"
-            )
-        return to_array(to_picture(fit(array, size)), channels=1)[:, :, 0]
+    def read_for(self, picture: clips.Footage, size: tuple[int, int]) -> Pixels:
+        """A whole picture, with as many pixels as that size needs."""
+        return self.read(picture, round(max(size) * self.config.data.zoom), self.config.data.channels)
 
     def read(self, picture: clips.Footage, min_side: int, channels: Channels) -> Pixels:
         """A file, an image or an array, uint8 height x width x channels; a JPEG perhaps smaller, not below `min_side`."""

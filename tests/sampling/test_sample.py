@@ -13,6 +13,7 @@ from PIL import Image
 from tessera import pipeline
 from tessera.config import UserError
 from tessera.media.images import fit
+from tessera.sampling.masks import alike
 from tessera.sampling.request import make_request
 from tessera.sampling.session import Session, load, shrunk
 from tests.small import SUPERRES, generated, pictures, small_config, workshop
@@ -243,6 +244,30 @@ def test_a_wrong_request_is_told(session: Session, call: dict[str, Any], said: s
 def test_a_mask_without_white(session: Session, picture: Pixels) -> None:
     with pytest.raises(UserError, match="the mask has no white pixel"):
         session.sample("a", image=picture, mask=np.zeros((16, 16), np.uint8))
+
+
+def test_a_mask_is_cut_as_its_picture_is(session: Session, picture: Pixels, tmp_path: Path) -> None:
+    wide = np.pad(picture, ((0, 0), (8, 8), (0, 0)))  # of which the middle is seen
+    mask = masked(slice(4, 8), slice(6, 12))
+    (drawn,) = pixels(session.sample("a", image=picture, mask=mask))
+    assert pixels(session.sample("a", image=wide, mask=np.pad(mask, ((0, 0), (8, 8))))) == [drawn]
+    with pytest.raises(UserError, match=r"proportions than its picture: it is 1 times as wide as high, and the picture 2 times"):
+        session.sample("a", image=wide, mask=mask)
+    Image.fromarray(mask).save(tmp_path / "m.png")
+    with pytest.raises(UserError, match=r"the mask .*m\.png has other proportions"):
+        session.sample("a", image=wide, mask=tmp_path / "m.png")
+    sides = np.zeros((16, 32), np.uint8)
+    sides[:, :4] = 255
+    with pytest.raises(UserError, match="white only where nothing is left once it is cut to the middle and scaled to 16 x 16"):
+        session.sample("a", image=wide, mask=sides)
+
+
+def test_proportions_are_alike_but_for_rounding() -> None:
+    assert alike((427, 640), (213, 320))
+    assert alike((214, 320), (427, 640))
+    assert alike((100, 33), (300, 100))
+    assert not alike((427, 640), (427, 642))
+    assert not alike((320, 480), (480, 320))
 
 
 def test_a_mask_that_is_partly_transparent(session: Session, picture: Pixels, tmp_path: Path) -> None:
