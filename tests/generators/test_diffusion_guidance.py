@@ -91,6 +91,15 @@ def test_only_within_its_levels() -> None:
     torch.testing.assert_close(x[:, 0], torch.tensor([0.1, 0.2]), msg="the last guess is a plain one")
 
 
+@pytest.mark.parametrize(("lowest", "rows"), [(-10.0, [4, 4, 4]), (-9.9, [2, 4, 4])])
+def test_noise_alone_is_of_the_level_that_the_network_is_told(lowest: float, rows: list[int]) -> None:
+    net, made = Told(), build_process(FlowConfig())
+    assert made.ends[0] == -10
+    config = DiffusionSampleConfig(steps=3, guidance=GuidanceConfig(text=3.0, levels=(lowest, 10.0)))
+    DiffusionSampler(net, made, config)((3,), Condition(text=TEXT), torch.arange(2))
+    assert net.rows == rows
+
+
 def test_the_variance_is_not_guided() -> None:
     guess = Guess(torch.tensor([[1.0], [3.0]]), torch.tensor([[0.25], [0.75]]))
     found = guided(guess, (3.0, 0.0, -2.0))

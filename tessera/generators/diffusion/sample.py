@@ -115,7 +115,8 @@ class DiffusionSampler:
         shares = branches_of(self.config.guidance, condition)
         table = self.table(known is not None, seeds.device)
         setup, state = self.prepare(shape, branched(condition, shares, negative), table, seeds, known, kept)
-        on = [any(shares[1:]) and self.config.guidance.at(level) for level in passes.level.tolist()]
+        told = passes.level.clamp(*self.process.ends).tolist()  # as the network is: noise alone is of an infinite level
+        on = [any(shares[1:]) and self.config.guidance.at(level) for level in told]
         for guides, group in groupby(on):
             state = self.play(setup, state, shares if guides else (1.0,), len(list(group)))
         return state.base
