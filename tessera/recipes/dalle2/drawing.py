@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tessera.batches import PairBatch, TextStates, from_uint8
 from tessera.compiling import compile_parts
-from tessera.config import UserError
+from tessera.config import Config, UserError
 from tessera.contracts import Chunk, Context, Nets
 from tessera.generators.diffusion.denoisers import COMPILED
 from tessera.generators.diffusion.losses import DiffusionLosses
@@ -25,7 +25,7 @@ from tessera.media.images import to_picture
 from tessera.nn.attention import EncoderBlock
 from tessera.randomness import mix_tensors
 from tessera.recipes.captions import Prompts
-from tessera.recipes.dalle2.config import Dalle2Config, Dalle2SampleConfig, PriorSampleConfig
+from tessera.recipes.dalle2.config import Dalle2Config, Dalle2SampleConfig, PriorSampleConfig, UpsamplerSampleConfig
 from tessera.recipes.dalle2.embeddings import Sphere, between
 from tessera.recipes.dalle2.latent import from_canvas, to_canvas
 from tessera.recipes.dalle2.nets import imagined, read_base, recalls, sampler_of, told_base, told_prior, told_upsampler
@@ -33,6 +33,7 @@ from tessera.recipes.pictures import at_size, covered, covered_cells, pictures
 from tessera.recipes.precision import full_precision
 
 LOSS_CHUNK = 64  # pictures
+OF_OTHERS = [name for name in Dalle2SampleConfig.model_fields if name not in ("upsampler", "start", "chunk", "compile")]
 
 
 class Painter:
@@ -129,7 +130,19 @@ class Painter:
             raise UserError(
                 "a negative prompt needs guidance, and sample.upsampler.guidance is 1; raise it, or leave the prompt out"
             )
+        self.refuse_other_stages(start, options)
         return chunk.pictures
+
+    def refuse_other_stages(self, start: str, options: Dalle2SampleConfig) -> None:
+        """Values of this call for prior and base, which do not draw where an upsampler starts."""
+        for name in OF_OTHERS:
+            if (value := getattr(options, name)) != getattr(self.config.sample, name):
+                shown = "" if isinstance(value, Config) else f"={value}"
+                theirs = name in UpsamplerSampleConfig.model_fields and name != "resample_times"
+                own = f"set sample.upsampler.{name}, or " if theirs else ""
+                raise UserError(
+                    f"sample.{name}{shown} is not for {start}, which draws here without prior and base; {own}leave it out"
+                )
 
     def embeddings(self, chunk: Chunk, options: Dalle2SampleConfig) -> Tensor:
         """b e: of the picture that is to be varied, or between it and another, or drawn of the prompt."""
