@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -267,7 +267,7 @@ class Draw(Protocol):
         """Held-out loss of real things (pictures as uint8 n h w c, or a list of clips or meshes), in the units of training."""
 
 
-def _as_it_is(config: Any, other: Any) -> Any:
+def _as_it_is(config: Any, *others: Any) -> Any:
     return config
 
 
@@ -282,5 +282,6 @@ class Recipe:
     presets: Mapping[str, Callable[..., Config]]  # of a recipe of several kinds called with the one that is asked for, if any
     steps: Callable[[Any], Sequence[Train]]
     adopt: Callable[[Any, Callable[[str], Any]], Any] = _as_it_is  # (config, reads RUN/STAGE): with what others trained
-    settle: Callable[[Any, Any], Any] = _as_it_is  # (config, source): the config with what only the data knows
+    settle: Callable[[Any, Any, Collection[str]], Any] = _as_it_is  # (config, source, names of the stages that train): the
+    # config with what only the data knows
     opens: Callable[[Any, Mapping[str, Nets], Any], Draw] | None = None  # (config, trained nets by stage, device)

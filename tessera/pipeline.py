@@ -192,7 +192,8 @@ def resume(
         )
     with session(config) as (world, stop):
         source = open_source(config, data)
-        config = recipe.settle(config, source)  # --set may have changed how captions are read
+        names = [train.name for train in pick(recipe.steps(config), stage) if train.origin is None]
+        config = recipe.settle(config, source, names)  # --set may have changed how captions are read
         trains = pick(recipe.steps(config), stage, stages)
         pairs = {key: [list(v) if isinstance(v, tuple) else v for v in pair] for key, *pair in changes}  # as files write it
         said = [f"changed: {key}: {before} -> {after}" for key, (before, after) in pairs.items()]

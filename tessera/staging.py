@@ -80,9 +80,10 @@ def describe(config: Any, source: Source, world: World) -> Iterator[str]:
 
 def settled(config: Any, source: Source, trains: Sequence[Train]) -> Any:
     """The config with what only the data knows; data without captions is refused where a stage that trains learns from them."""
-    if any(train.captioned for train in trains if train.origin is None):
+    own = [train for train in trains if train.origin is None]
+    if any(train.captioned for train in own):
         refuse_uncaptioned(config, source)
-    return RECIPES[config.recipe].settle(config, source)
+    return RECIPES[config.recipe].settle(config, source, [train.name for train in own])
 
 
 def refuse_uncaptioned(config: Any, source: Source) -> None:

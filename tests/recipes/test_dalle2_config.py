@@ -144,19 +144,30 @@ def test_the_width_of_listed_embeddings_is_filled_in(tmp_path: Path) -> None:
     (tmp_path / "e.txt").write_text("\n".join(keys) + "\n")
     with pytest.raises(UserError, match="embedding_width is not known"):
         step(config, "base").serves()
-    assert settle(config, source).embedding_width == 24
+    assert settle(config, source, ["base"]).embedding_width == 24
     with pytest.raises(UserError, match="embedding_width=9, and those of the data have 24"):
-        settle(config.model_copy(update={"embedding_width": 9}), source)
+        settle(config.model_copy(update={"embedding_width": 9}), source, ["base"])
     with pytest.raises(UserError, match=r"embedding_width=9, and a pair has embedder\.model\.width"):
-        settle(tiny().model_copy(update={"embedding_width": 9}), source)
-    assert settle(tiny(), source).embedding_width is None
+        settle(tiny().model_copy(update={"embedding_width": 9}), source, ["base"])
+    assert settle(tiny(), source, ["base"]).embedding_width is None
 
 
 def test_embeddings_in_tars_ask_for_tars(tmp_path: Path) -> None:
     write_shapes(tmp_path / "data", 12, 0, image_size=32)
     config = resolved("embeddings={kind: tars}", f"data.path={tmp_path / 'data'}")
     with pytest.raises(UserError, match=r"of kind tars belong to webdataset tars, and the data is ImageFolder; bring"):
-        settle(config, open_source(tmp_path / "data", config.data))
+        settle(config, open_source(tmp_path / "data", config.data), ["prior"])
+
+
+def test_upsamplers_alone_ask_for_no_embeddings(tmp_path: Path) -> None:
+    write_shapes(tmp_path / "data", 12, 0, image_size=32)
+    config = resolved("embeddings={kind: list, path: nowhere.npy}", "engine.device=cpu", "upsampler1={batch_size: 2, steps: 1}")
+    with pytest.raises(UserError, match=r"nowhere\.npy"):
+        pipeline.train(config, data=tmp_path / "data", run=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    pipeline.train(config, data=tmp_path / "data", run=tmp_path / "run", stage="upsampler1")
+    with pytest.raises(UserError, match=r"nowhere\.npy"):
+        pipeline.resume(tmp_path / "run", stage="base")
 
 
 def test_guidance_reaches_the_sampler() -> None:

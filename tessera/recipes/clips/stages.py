@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -74,7 +74,7 @@ def adopt(config: ClipsConfig, read: Callable[[str], Any]) -> ClipsConfig:
     return made
 
 
-def settle(config: ClipsConfig, source: Source) -> ClipsConfig:
+def settle(config: ClipsConfig, source: Source, stages: Collection[str]) -> ClipsConfig:
     """What only the data knows: how captions are read, and how fast clips are shown."""
     text = settle_captions(config.text, source)
     sample = config.sample

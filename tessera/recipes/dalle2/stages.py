@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -54,15 +54,15 @@ def steps(config: Dalle2Config) -> Sequence[Train]:
     return [*tokenizer, *([pair_step(config)] if config.has_pair else []), prior_step(config), base_step(config), *upsamplers]
 
 
-def settle(config: Dalle2Config, source: Source) -> Dalle2Config:
+def settle(config: Dalle2Config, source: Source, stages: Collection[str]) -> Dalle2Config:
     """What only the data knows of how captions are read, and of how wide embeddings are."""
     text = settle_captions(config.text, source)
     try:
         width = width_elsewhere(config, source)
     except UserError:
-        if config.embedding_width is None:
+        if config.embedding_width is None and {"prior", "base"} & set(stages):
             raise
-        width = config.embedding_width  # of a run that goes on, perhaps with a stage that needs none; others will say so
+        width = config.embedding_width  # perhaps of a run that goes on; where upsamplers alone train nobody asks
     if config.embedding_width not in (None, width):
         there = "and a pair has embedder.model.width" if width is None else f"and those of the data have {width}"
         raise UserError(f"embedding_width={config.embedding_width}, {there}; leave it out, or bring the embeddings meant")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -59,7 +59,7 @@ def adopt(config: MeshGPTConfig, read: Callable[[str], Any]) -> MeshGPTConfig:
     return made
 
 
-def settle(config: MeshGPTConfig, source: Source) -> MeshGPTConfig:
+def settle(config: MeshGPTConfig, source: Source, stages: Collection[str]) -> MeshGPTConfig:
     """What only the data knows of how captions are read."""
     text = settle_captions(config.text, source)
     return config if text == config.text else config.model_copy(update={"text": text})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -64,7 +64,7 @@ def adopt(config: MuseConfig, read: Callable[[str], Any]) -> MuseConfig:
     return made
 
 
-def settle(config: MuseConfig, source: Source) -> MuseConfig:
+def settle(config: MuseConfig, source: Source, stages: Collection[str]) -> MuseConfig:
     """What only the data knows of how captions are read."""
     text = settle_captions(config.text, source)
     return config if text == config.text else config.model_copy(update={"text": text})
