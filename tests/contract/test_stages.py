@@ -116,7 +116,7 @@ CASCADE = (
     "upsampler1.model={widths: [16, 16], blocks: [1, 1], attention: [false, true], cross: [false, false], head_width: 8, "
     "efficient: true, dropout: 0.1}",
     "upsampler1.optim={lr: 3e-3, warmup_steps: 2}",
-    "sample={steps: 3, prior: {steps: 2}, upsampler: {steps: 2}}",
+    "sample={sampler: ancestral, steps: 3, prior: {steps: 2}, upsampler: {steps: 2}}",
 )
 QUIET_CASCADE = (
     "embedder.model={width: 8, widths: [8, 16], blocks: 1}",

@@ -86,6 +86,7 @@ DALLE2 = [
     "base.model={widths: [8, 8], blocks: [1, 1], attention: [false, true], cross: [false, true], head_width: 8}",
     "base.self_conditioning=true",
     "base.process={kind: ddpm, predicts: v, learned_variance: true}",
+    "sample.sampler=ancestral",
     "upsampler1.model={kind: unet, widths: [8, 8], blocks: [1, 1], attention: [false, true], cross: [false, false], "
     "head_width: 8}",
     "upsampler1.crop=16",

@@ -83,8 +83,22 @@ def step(config: Dalle2Config, name: str) -> Train:
         (["prior.loss.bound_weight=1"], "an embedding has no learned variance"),
         (["upsampler1.loss.embedding_dropout_prob=0"], "upsamplers are told no embedding"),
         (["upsampler1.loss.text_dropout_prob=0"], "upsampler1.text=false tells it none; leave it out (it is 0.2)"),
-        (["sample.prior.resample_times=2"], "sample.prior.resample_times 2 would change nothing: base alone"),
-        (["sample.upsampler.resample_times=2"], "sample.upsampler.resample_times 2 would change nothing"),
+        (["base.loss.bound_weight=1"], "base.loss.bound_weight 1.0 would change nothing: base.process has no learned variance"),
+        (
+            ["upsampler1.process={kind: ddpm}", "upsampler1.loss.bound_weight=0"],
+            "upsampler1.loss.bound_weight 0.0 would change nothing",
+        ),
+        (
+            ["base.process={kind: ddpm, learned_variance: true}"],
+            "base.process.learned_variance is for the sampler ancestral, and sample.sampler is dpm; set it to ancestral",
+        ),
+        (
+            ["upsampler1.process={kind: ddpm, learned_variance: true}", "sample.sampler=ancestral"],
+            "for the sampler ancestral, and sample.upsampler.sampler is dpm",
+        ),
+        (["sample.prior.resample_times=2"], "sample.prior (--set): resample_times 2 would change nothing: base alone"),
+        (["sample.upsampler.resample_times=2"], "sample.upsampler (--set): resample_times 2 would change nothing"),
+        (["sample.percentile=0.9"], "percentile 0.9 is for the threshold dynamic, not for static; set it to 0.995, or"),
     ],
 )
 def test_what_cannot_be_is_refused(sets: list[str], told: str) -> None:
@@ -96,6 +110,8 @@ def test_what_cannot_be_is_refused(sets: list[str], told: str) -> None:
 def test_what_changes_something_is_taken() -> None:
     config = resolved("upsampler1.text=true", "upsampler1.loss.text_dropout_prob=0", "base.loss.embedding_dropout_prob=0")
     assert config.upsamplers["upsampler1"].loss.text_dropout_prob == config.base.loss.embedding_dropout_prob == 0
+    learned = ["base.process={kind: ddpm, learned_variance: true}", "base.loss.bound_weight=1", "sample.sampler=ancestral"]
+    assert resolved(*learned, "sample.threshold=dynamic", "sample.percentile=0.9").base.loss.bound_weight == 1
 
 
 def test_stages_follow_from_the_config() -> None:

@@ -264,6 +264,7 @@ def test_an_upsampler_sees_a_small_picture_as_it_is(session: Session, photo: Ima
             lambda session, photo: session.sample("", options={"start": "upsampler1", "prior": {"steps": 7}}, image=photo),
             "sample.prior is not for upsampler1, .* base; leave it out",
         ),
+        (lambda session, photo: session.sample("", options={"upsampler": {"resample_times": 2}}), "would change nothing: base"),
         (lambda session, photo: session.encode(photo), "has no trained tokenizer"),
         (
             lambda session, photo: session.sample("", 2, options={"start": "upsampler1"}, image=photo, towards=photo),

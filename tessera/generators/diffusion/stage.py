@@ -10,7 +10,7 @@ from torch import nn
 from tessera.config import Config, OptimConfig
 from tessera.contracts import Classes, Stage
 from tessera.generators.diffusion.losses import DiffusionLossConfig, DiffusionLosses, Read, digest
-from tessera.generators.diffusion.processes import FlowConfig, ProcessConfig, build_process
+from tessera.generators.diffusion.processes import DdpmConfig, FlowConfig, ProcessConfig, build_process
 from tessera.generators.stage import generator_stage
 
 
@@ -29,6 +29,11 @@ class DiffusionStageConfig(Config):
     """Samples per update, over all ranks."""
     steps: int = Field(20_000, ge=1)
     """Updates."""
+
+    @property
+    def learned_variance(self) -> bool:
+        """Whether the network guesses a variance, too."""
+        return isinstance(self.process, DdpmConfig) and self.process.learned_variance
 
 
 def build_stage(

@@ -22,7 +22,6 @@ from tessera.generators.diffusion.degrade import Degradation, NoiseConfig
 from tessera.generators.diffusion.denoisers import Denoiser
 from tessera.generators.diffusion.guidance import GuidanceConfig
 from tessera.generators.diffusion.prior import PriorConfig
-from tessera.generators.diffusion.processes import DdpmConfig
 from tessera.generators.diffusion.sample import DiffusionSampleConfig, SamplerConfig
 from tessera.generators.diffusion.stage import DiffusionStageConfig
 from tessera.generators.diffusion.unet import UNetConfig
@@ -99,7 +98,23 @@ class UpsamplerConfig(CascadeStageConfig):
     """Tell it the caption, too: its mean everywhere, its words in the middle, and at the levels of its model's `cross`."""
 
 
-class PriorSampleConfig(SamplerConfig):
+def refuse_idle(section: Config, path: str, name: str, reason: str) -> None:
+    """An option that has no effect where its section stands: only its default is taken."""
+    value, default = getattr(section, name), type(section).model_fields[name].default
+    if value != default:
+        raise ValueError(f"{path}{'.' * bool(path)}{name} {value} would change nothing: {reason}; leave it out (it is {default})")
+
+
+class WholeSamplerConfig(SamplerConfig):
+    """How a denoiser draws that never draws to fit what is known."""
+
+    @model_validator(mode="after")
+    def _never_inpaints(self) -> WholeSamplerConfig:
+        refuse_idle(self, "", "resample_times", "base alone draws to fit what is known (sample.resample_times)")
+        return self
+
+
+class PriorSampleConfig(WholeSamplerConfig):
     """How embeddings are drawn."""
 
     steps: int = Field(16, ge=1)
@@ -118,7 +133,7 @@ class PriorSampleConfig(SamplerConfig):
         return guided(self, GuidanceConfig(text=self.guidance))
 
 
-class UpsamplerSampleConfig(SamplerConfig):
+class UpsamplerSampleConfig(WholeSamplerConfig):
     """How upsamplers draw."""
 
     steps: int = Field(16, ge=1)
@@ -171,13 +186,6 @@ NO_GUIDANCE = GuidanceConfig(text=1.0)
 def guided(config: SamplerConfig, guidance: GuidanceConfig = NO_GUIDANCE) -> DiffusionSampleConfig:
     """With that guidance; by default with none."""
     return DiffusionSampleConfig(**dict(SamplerConfig.part_of(config)), guidance=guidance)
-
-
-def refuse_idle(section: Config, path: str, name: str, reason: str) -> None:
-    """An option that has no effect where its section stands: only its default is taken."""
-    value, default = getattr(section, name), type(section).model_fields[name].default
-    if value != default:
-        raise ValueError(f"{path}.{name} {value} would change nothing: {reason}; leave it out (it is {default})")
 
 
 UPSAMPLERS = ("upsampler1", "upsampler2", "upsampler3", "upsampler4")
@@ -237,7 +245,7 @@ class Dalle2Config(Config):
             raise ValueError("embeddings.kind=pair learns from captions, and text.kind=none has none; choose another of either")
         if told := [name for name, stage in self.upsamplers.items() if stage.text and isinstance(self.text, NoTextConfig)]:
             raise ValueError(f"{told[0]}.text=true tells captions, and text.kind=none has none; choose another of either")
-        if isinstance(self.prior.process, DdpmConfig) and self.prior.process.learned_variance:
+        if self.prior.learned_variance:
             raise ValueError("prior.process.learned_variance is for pictures; an embedding has none: set it to false")
         return self
 
@@ -246,14 +254,24 @@ class Dalle2Config(Config):
         refuse_idle(self.data, "data", "views", "pictures are read as they are, not as tokens")
         refuse_idle(self.prior.loss, "prior.loss", "embedding_dropout_prob", "the prior draws the embedding, and is told none")
         refuse_idle(self.prior.loss, "prior.loss", "bound_weight", "an embedding has no learned variance")
+        self._no_idle_variance("base", self.base, "sample", self.sample)
         for name, stage in self.upsamplers.items():
+            self._no_idle_variance(name, stage, "sample.upsampler", self.sample.upsampler)
             refuse_idle(stage.loss, f"{name}.loss", "embedding_dropout_prob", "upsamplers are told no embedding")
             if not stage.text:
                 refuse_idle(stage.loss, f"{name}.loss", "text_dropout_prob", f"{name}.text=false tells it none")
-        for name, section in (("prior", self.sample.prior), ("upsampler", self.sample.upsampler)):
-            reason = "base alone draws to fit what is known (sample.resample_times)"
-            refuse_idle(section, f"sample.{name}", "resample_times", reason)
         return self
+
+    @staticmethod
+    def _no_idle_variance(name: str, stage: DiffusionStageConfig, place: str, options: SamplerConfig) -> None:
+        """A variance is learned by the bound, and used by one sampler."""
+        if not stage.learned_variance:
+            refuse_idle(stage.loss, f"{name}.loss", "bound_weight", f"{name}.process has no learned variance")
+        elif options.sampler != "ancestral":
+            raise ValueError(
+                f"{name}.process.learned_variance is for the sampler ancestral, and {place}.sampler is {options.sampler}; set it "
+                f"to ancestral (another may be asked for in a call), or learned_variance to false"
+            )
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Dalle2Config:

@@ -14,7 +14,7 @@ from tessera.generators.diffusion.degrade import crop, degrade, draw_levels, dra
 from tessera.generators.diffusion.denoisers import build_denoiser
 from tessera.generators.diffusion.losses import Example
 from tessera.generators.diffusion.prior import Prior, best_of, spread, unit
-from tessera.generators.diffusion.processes import DdpmConfig, build_process
+from tessera.generators.diffusion.processes import build_process
 from tessera.generators.diffusion.sample import DiffusionSampleConfig, DiffusionSampler
 from tessera.generators.diffusion.stage import DiffusionStageConfig
 from tessera.randomness import mix_tensors
@@ -39,7 +39,7 @@ def base_nets(config: Dalle2Config) -> dict[str, nn.Module]:
     net = build_denoiser(
         config.base.model, channels=channels, size=(size[0], size[1]), embedding_width=config.channels_of_embeddings,
         text_width=None if isinstance(config.text, NoTextConfig) else text_width(config.text),
-        self_conditioning=config.base.self_conditioning, variance=has_variance(config.base),
+        self_conditioning=config.base.self_conditioning, variance=config.base.learned_variance,
     )  # fmt: skip
     if config.base.latent is not None:
         net.add_module(SCALE, LatentScale(channels))
@@ -50,7 +50,7 @@ def upsampler_nets(config: Dalle2Config, stage: UpsamplerConfig) -> dict[str, nn
     """An upsampler, and the text encoder that is trained with it where it is told captions."""
     size = config.data.at(stage.resolution).size if stage.crop is None else (stage.crop, stage.crop)
     net = build_denoiser(
-        stage.model, channels=config.data.channels, size=size, low=True, variance=has_variance(stage),
+        stage.model, channels=config.data.channels, size=size, low=True, variance=stage.learned_variance,
         text_width=text_width(config.text) if stage.text else None,
     )  # fmt: skip
     return with_encoder(config, net) if stage.text else {"generator": net}
@@ -60,11 +60,6 @@ def with_encoder(config: Dalle2Config, net: nn.Module) -> dict[str, nn.Module]:
     """A denoiser, and a text encoder of its own where one is trained."""
     encoder = build_encoder(config.text)
     return {"generator": net} if encoder is None else {"generator": net, "text": encoder}
-
-
-def has_variance(stage: DiffusionStageConfig) -> bool:
-    """Whether the network guesses a variance, too."""
-    return isinstance(stage.process, DdpmConfig) and stage.process.learned_variance
 
 
 def recalls(stage: DiffusionStageConfig) -> bool:
