@@ -6,13 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from tessera import pipeline
+from tessera.batches import PairBatch, TextStates
 from tessera.config import UserError
-from tessera.contracts import Train
+from tessera.contracts import Context, Train
 from tessera.data.opening import open_source
 from tessera.data.synth.shapes import write_shapes
 from tessera.recipes.dalle2.config import Dalle2Config
+from tessera.recipes.dalle2.nets import read_prior, sampler_of
 from tessera.recipes.dalle2.presets import tiny
 from tessera.recipes.dalle2.stages import settle, steps
 
@@ -184,6 +187,25 @@ def test_upsamplers_alone_ask_for_no_embeddings(tmp_path: Path) -> None:
     pipeline.train(config, data=tmp_path / "data", run=tmp_path / "run", stage="upsampler1")
     with pytest.raises(UserError, match=r"nowhere\.npy"):
         pipeline.resume(tmp_path / "run", stage="base")
+
+
+def test_edm_knows_the_deviation_of_what_it_draws() -> None:
+    config = resolved("prior.process.kind=edm", "base.process.kind=edm", "upsampler1.process.kind=edm")
+    latent = resolved("base.process.kind=edm", "base.latent={path: elsewhere/tokenizer}")
+    named = resolved("prior.process={kind: edm, data_std: 0.7}")
+    stages = (config.prior, config.base, config.upsamplers["upsampler1"], latent.base, named.prior)
+    assert [stage.build_process().data_std for stage in stages] == [1, 0.5, 0.5, 1, 0.7]
+    nets = step(config, "prior").serves()
+    assert sampler_of(nets["generator"], config.prior, config.sample.prior.complete).process.data_std == 1
+    embeddings = read_prior({}, pairs(torch.randn(64, 8)), Context(0, 0, torch.arange(64))).clean
+    assert embeddings.square().mean() == pytest.approx(1)
+
+
+def pairs(embeddings: torch.Tensor) -> PairBatch:
+    """Of no pictures and no captions."""
+    num = len(embeddings)
+    positions, names = torch.arange(num), ("",) * num
+    return PairBatch(None, embeddings, TextStates.none(num, 4), positions >= 0, positions, names, names)
 
 
 def test_guidance_reaches_the_sampler() -> None:

@@ -20,6 +20,7 @@ from tessera.generators.diffusion.condition import Condition
 LIMIT = 20.0  # of the levels of DDPM; the cosine schedule of 1,000 steps ends at -19.8
 NUM_STEPS = 1000  # that DDPM's time is divided into: the cleanest level, and the steps of the variational bound
 REACH = 5.0  # standard deviations of the trained levels: beyond them the network has seen nothing
+PIXELS_STD = 0.5  # of pictures in [-1, 1], about (Karras et al. 2022, table 1)
 BEFORE_LIMIT = 4.0  # of an earlier guess: predicted noise says next to nothing of clean at low levels, and gives any number
 
 Schedule = Literal["cosine", "linear", "quadratic", "jsd", "sigmoid"]
@@ -47,8 +48,8 @@ class EdmConfig(Config):
     """Of the logarithm of the noise that is trained."""
     std: float = Field(1.2, gt=0)
     """Of the logarithm of the noise that is trained."""
-    data_std: float = Field(0.5, gt=0)
-    """Standard deviation of what is drawn."""
+    data_std: float | None = Field(None, gt=0)
+    """Standard deviation of what is drawn. null: 0.5 of pixels; 1 of embeddings and latents, which are scaled to it."""
     least: float = Field(0.002, gt=0)
     """The least noise."""
     most: float = Field(80.0, gt=0)
@@ -154,8 +155,8 @@ class Edm(Process):
 
     family, prediction = Exploding(), "edm"
 
-    def __init__(self, config: EdmConfig) -> None:
-        self.config, self.shift, self.data_std = config, 2 * math.log(config.shift), config.data_std
+    def __init__(self, config: EdmConfig, data_std: float = PIXELS_STD) -> None:
+        self.config, self.shift, self.data_std = config, 2 * math.log(config.shift), config.data_std or data_std
         self.ends = -2 * math.log(config.most) - self.shift, -2 * math.log(config.least) - self.shift
 
     def level_at(self, time: Tensor) -> Tensor:
@@ -189,11 +190,11 @@ class Ddpm(Process):
         return self.level_at(numbers)
 
 
-def build_process(config: ProcessConfig) -> Process:
-    """What a config describes."""
+def build_process(config: ProcessConfig, data_std: float = PIXELS_STD) -> Process:
+    """What a config describes, of data whose deviation is this where the config names none."""
     if isinstance(config, FlowConfig):
         return Flow(config)
-    return Edm(config) if isinstance(config, EdmConfig) else Ddpm(config)
+    return Edm(config, data_std) if isinstance(config, EdmConfig) else Ddpm(config)
 
 
 def recalling(condition: Condition, clean: Tensor) -> Condition:

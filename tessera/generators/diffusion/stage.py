@@ -10,7 +10,7 @@ from torch import nn
 from tessera.config import Config, OptimConfig
 from tessera.contracts import Classes, Stage
 from tessera.generators.diffusion.losses import DiffusionLossConfig, DiffusionLosses, Read, digest
-from tessera.generators.diffusion.processes import DdpmConfig, FlowConfig, ProcessConfig, build_process
+from tessera.generators.diffusion.processes import PIXELS_STD, DdpmConfig, FlowConfig, Process, ProcessConfig, build_process
 from tessera.generators.stage import generator_stage
 
 
@@ -31,6 +31,15 @@ class DiffusionStageConfig(Config):
     """Updates."""
 
     @property
+    def data_std(self) -> float:
+        """Standard deviation of what is drawn."""
+        return PIXELS_STD
+
+    def build_process(self) -> Process:
+        """The diffusion itself."""
+        return build_process(self.process, self.data_std)
+
+    @property
     def learned_variance(self) -> bool:
         """Whether the network guesses a variance, too."""
         return isinstance(self.process, DdpmConfig) and self.process.learned_variance
@@ -43,7 +52,7 @@ def build_stage(
     """How `nets` are trained: the denoiser, named generator, and the text encoder that is trained with it, if there is one.
     `read` makes examples of batches; `recalls`: the network takes an earlier guess; the classes are those of its modules, whose
     inputs have a few shapes: those of each level."""
-    losses = DiffusionLosses(config.loss, build_process(config.process), read, recalls)
+    losses = DiffusionLosses(config.loss, config.build_process(), read, recalls)
     return replace(
         generator_stage(config, nets, losses, digest),
         compiled=compiled,

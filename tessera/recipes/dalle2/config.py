@@ -60,6 +60,11 @@ class PriorStageConfig(CascadeStageConfig):
     model: PriorConfig = PriorConfig()
     """The transformer."""
 
+    @property
+    def data_std(self) -> float:
+        """Of embeddings of length sqrt(e)."""
+        return 1.0
+
 
 class LatentConfig(Config):
     """The continuous latent of an image tokenizer, before a code is chosen."""
@@ -79,6 +84,11 @@ class BaseConfig(CascadeStageConfig):
     """Take the network's own earlier guess of the picture (Chen et al. 2022)."""
     latent: LatentConfig | None = None
     """Draw the latent of a tokenizer, which makes pixels of it, each channel scaled to variance 1; null: draw pixels."""
+
+    @property
+    def data_std(self) -> float:
+        """Of latents that is what they are scaled to."""
+        return super().data_std if self.latent is None else 1.0
 
 
 class UpsamplerConfig(CascadeStageConfig):

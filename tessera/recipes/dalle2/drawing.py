@@ -18,7 +18,6 @@ from tessera.config import Config, UserError
 from tessera.contracts import Chunk, Context, Nets
 from tessera.generators.diffusion.denoisers import COMPILED
 from tessera.generators.diffusion.losses import DiffusionLosses
-from tessera.generators.diffusion.processes import build_process
 from tessera.generators.diffusion.sample import DiffusionSampleConfig, DiffusionSampler
 from tessera.generators.diffusion.stage import DiffusionStageConfig
 from tessera.media.images import to_picture
@@ -267,7 +266,7 @@ class Painter:
         if not self.sphere.known or "base" not in self.stages:
             return {}
         base, images = self.config.base, self.real(pixels)
-        losses = DiffusionLosses(base.loss, build_process(base.process), partial(read_base, self.config), recalls(base))
+        losses = DiffusionLosses(base.loss, base.build_process(), partial(read_base, self.config), recalls(base))
         sums = torch.zeros(2, dtype=torch.float64)
         for first in range(0, len(images), LOSS_CHUNK):
             batch = self.judged(images[first : first + LOSS_CHUNK], tuple(captions[first : first + LOSS_CHUNK]), first)

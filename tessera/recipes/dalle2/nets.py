@@ -14,7 +14,6 @@ from tessera.generators.diffusion.degrade import crop, degrade, draw_levels, dra
 from tessera.generators.diffusion.denoisers import build_denoiser
 from tessera.generators.diffusion.losses import Example
 from tessera.generators.diffusion.prior import Prior, best_of, spread, unit
-from tessera.generators.diffusion.processes import build_process
 from tessera.generators.diffusion.sample import DiffusionSampleConfig, DiffusionSampler
 from tessera.generators.diffusion.stage import DiffusionStageConfig
 from tessera.randomness import mix_tensors
@@ -126,7 +125,7 @@ def sampler_of(
     net: nn.Module, stage: DiffusionStageConfig, options: DiffusionSampleConfig, *, bf16: bool = False, records: bool = False
 ) -> DiffusionSampler:
     """What draws with a stage's network."""
-    return DiffusionSampler(net, build_process(stage.process), options, recalls=recalls(stage), bf16=bf16, records=records)
+    return DiffusionSampler(net, stage.build_process(), options, recalls=recalls(stage), bf16=bf16, records=records)
 
 
 def imagined(
