@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.generators.diffusion.condition import Condition
-from tessera.generators.diffusion.processes import DdpmConfig, EdmConfig, FlowConfig, Process, build_process
+from tessera.generators.diffusion.processes import DdpmConfig, EdmConfig, FlowConfig, Process, Schedule, build_process
 from tessera.generators.diffusion.sample import DiffusionSampleConfig, DiffusionSampler
 from tessera.generators.diffusion.samplers import passes_of
 
@@ -24,9 +24,10 @@ MEAN = torch.tensor([0.3, -0.5, 0.2])
 COVARIANCE = torch.tensor([[0.5, 0.3, 0.0], [0.3, 0.4, -0.2], [0.0, -0.2, 0.3]])
 
 
-def process(name: str, told_all: bool = True) -> Process:
+def process(name: str, told_all: bool = True, schedule: Schedule | None = None) -> Process:
     """One of those, whose network is told every level as it is."""
-    made = build_process(PROCESSES[name])
+    config = PROCESSES[name]
+    made = build_process(config.model_copy(update={"schedule": schedule}) if schedule else config)
     if told_all and name != "edm":
         made.ends = (-1e4, 1e4)
     return made
