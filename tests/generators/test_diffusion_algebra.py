@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from diffusers import DDPMScheduler
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from tessera.config import Layer, UserError, build
 from tessera.generators.diffusion.algebra import Exploding, Family, Preserving, Straight, solved, step_back
-from tessera.generators.diffusion.processes import NUM_STEPS, DdpmConfig, EdmConfig, FlowConfig, build_process
+from tessera.generators.diffusion.processes import NUM_STEPS, DdpmConfig, EdmConfig, FlowConfig, Schedule, build_process
 from tessera.generators.diffusion.sample import DiffusionSampleConfig
 from tessera.generators.diffusion.samplers import levels_of
 from tessera.generators.diffusion.stage import DiffusionStageConfig
@@ -147,15 +149,30 @@ def test_schedules_are_those_of_a_thousand_steps(schedule: str, theirs: str) -> 
     assert (found - wanted).abs()[:20].max() < 0.2
 
 
-def test_the_jsd_schedule() -> None:
-    rates = 1 / np.linspace(NUM_STEPS, 1, NUM_STEPS)
-    kept = np.cumprod(1 - rates)[:-1]  # all is lost in the last step
-    time = torch.arange(1, NUM_STEPS, dtype=torch.float64) / NUM_STEPS
-    found = build_process(DdpmConfig(schedule="jsd")).level_at(time)
-    np.testing.assert_allclose(found.numpy(), np.log(kept / (1 - kept)), atol=1e-9)
+def kept_of(schedule: str, num: int) -> npt.NDArray[np.float64]:
+    """alpha^2 after each of so many steps, as the papers define it; their rates are those of 1,000 steps."""
+    if schedule == "cosine":  # Nichol and Dhariwal 2021, equation 17
+        squares = np.cos((np.arange(num + 1) / num + 0.008) / 1.008 * np.pi / 2) ** 2
+        return squares[1:] / squares[0]
+    first, last = 1e-4 * NUM_STEPS / num, 0.02 * NUM_STEPS / num
+    rates = {
+        "linear": np.linspace(first, last, num),
+        "quadratic": np.linspace(first**0.5, last**0.5, num) ** 2,
+        "sigmoid": first + (last - first) / (1 + np.exp(-np.linspace(-6, 6, num))),
+        "jsd": 1 / np.linspace(num, 1, num),
+    }
+    return np.cumprod(1 - rates[schedule])
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "linear", "quadratic", "jsd", "sigmoid"])
+@pytest.mark.parametrize("schedule", get_args(Schedule))
+def test_schedules_are_those_of_ever_shorter_steps(schedule: str) -> None:
+    num = 1_000_000
+    kept = kept_of(schedule, num)[num // 1000 - 1 : -1 : num // 1000]  # at the end of each step of a thousand, but the last
+    found = build_process(DdpmConfig(schedule=schedule)).level_at(torch.arange(1, len(kept) + 1, dtype=torch.float64) / NUM_STEPS)
+    np.testing.assert_allclose(found.numpy(), np.log(kept / (1 - kept)), atol=1e-3)
+
+
+@pytest.mark.parametrize("schedule", get_args(Schedule))
 def test_levels_fall_over_time_and_stay_finite(schedule: str) -> None:
     level = build_process(DdpmConfig(schedule=schedule)).level_at(torch.linspace(0, 1, 2001, dtype=torch.float64))
     assert level.isfinite().all()
