@@ -19,7 +19,7 @@ from tessera.data.captions import pair_captions
 from tessera.data.folders import Contents, holds_nothing, list_folder
 from tessera.data.sources import DatasetSource, Source, Stored, StringTable, entry, index_of
 from tessera.data.unread import note_beside_meshes
-from tessera.media.meshes import Mesh, Reading, TrimeshMissing, UnreadableMesh, read_mesh
+from tessera.media.meshes import Mesh, Reading, TrimeshMissing, UnreadableMesh, check_vertices, read_mesh
 
 
 class TooManyFaces(ValueError):
@@ -128,6 +128,10 @@ class MeshDataset(DatasetSource):
                 f"sample {index} of the dataset has no mesh ({error}); expected key, mesh and caption, where mesh has vertices, "
                 "n x 3 numbers, and faces, m x 3 whole numbers"
             ) from None
-        if not np.isfinite(vertices).all() or (len(faces) and not 0 <= faces.min() <= faces.max() < len(vertices)):
-            raise UserError(f"sample {index} of the dataset has a vertex that is not finite, or a face without its vertices")
+        try:
+            check_vertices(vertices)
+        except ValueError as error:
+            raise UserError(f"sample {index} of the dataset: {error}") from None
+        if len(faces) and not 0 <= faces.min() <= faces.max() < len(vertices):
+            raise UserError(f"sample {index} of the dataset has a face without its vertices; it has {len(vertices):,} of these")
         return Mesh(vertices, faces.astype(np.int64))

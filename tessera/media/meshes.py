@@ -29,6 +29,8 @@ Triangles: TypeAlias = npt.NDArray[np.int64]  # f 3
 
 MESH_SUFFIXES = (".obj", ".glb", ".gltf", ".ply", ".stl", ".off")  # the names of files that are taken for meshes
 
+LARGEST = 1e60  # a coordinate: to triangulate, fourth powers of them are added up
+
 _POLYGONS = {".obj": parse_obj, ".off": parse_off, ".ply": parse_ply}
 
 # What a glTF may require and still be read as it is meant: materials and textures are passed over anyway.
@@ -112,8 +114,15 @@ def _check_content(content: bytes) -> None:
 def _check(mesh: Mesh) -> None:
     if len(mesh.faces) == 0:
         raise ValueError(f"no faces, {len(mesh.vertices)} vertices (a point cloud?)" if len(mesh.vertices) else "no faces")
-    if not np.isfinite(mesh.vertices).all():
+    check_vertices(mesh.vertices)
+
+
+def check_vertices(vertices: Points) -> None:
+    """Numbers that can be computed with, or why not."""
+    if not np.isfinite(vertices).all():
         raise ValueError("a vertex is not finite")
+    if (largest := np.abs(vertices).max(initial=0)) > LARGEST:
+        raise ValueError(f"a vertex has a coordinate of size {largest:.4g}; expected {LARGEST:g} or less: scale the mesh down")
 
 
 def _check_indices(indices: npt.NDArray[np.int64], num_vertices: int) -> None:
@@ -128,8 +137,7 @@ def _read_polygons(content: bytes, suffix: str) -> Reading:
     if np.any(counts < 3):
         raise ValueError(f"a face has {counts.min()} corners; expected three or more")
     _check_indices(np.array([index for face in found.faces for index in face], dtype=np.int64), len(found.vertices))
-    if not np.isfinite(found.vertices).all():
-        raise ValueError("a vertex is not finite")
+    check_vertices(found.vertices)
     mesh = Mesh(found.vertices, triangulate(found.vertices, found.faces))
     return Reading(mesh, found.objects, int((counts > 3).sum()))
 
@@ -175,7 +183,8 @@ def _merged(parts: list[tuple[Any, npt.NDArray[np.float64]]]) -> Mesh:
         points, corners = np.asarray(part.vertices, dtype=np.float64), np.asarray(part.faces, dtype=np.int64)
         _check_indices(corners.ravel(), len(points))
         if not np.array_equal(matrix, np.eye(4)):
-            points = points @ matrix[:3, :3].T + matrix[:3, 3]
+            with np.errstate(over="ignore", invalid="ignore"):  # what is not finite then is refused
+                points = points @ matrix[:3, :3].T + matrix[:3, 3]
         vertices.append(points)
         faces.append((corners if np.linalg.det(matrix[:3, :3]) >= 0 else corners[:, ::-1]) + num_vertices)
         num_vertices += len(points)

@@ -183,6 +183,10 @@ def test_a_python_dataset_of_meshes(tmp_path: Path) -> None:
         ({"key": "a", "mesh": (np.zeros((3, 3)), np.zeros((1, 3)))}, "has no mesh"),
         ({"key": "a", "mesh": (np.zeros((3, 3)), np.array([[0, 1, 3]]))}, "a face without its vertices"),
         ({"key": "a", "mesh": (np.full((3, 3), np.nan), np.array([[0, 1, 2]]))}, "not finite"),
+        (
+            {"key": "a", "mesh": (np.eye(3) * 1e308, np.array([[0, 1, 2]]))},
+            r"a coordinate of size 1e\+308; expected 1e\+60 or less",
+        ),
     ],
 )
 def test_a_wrong_item_is_refused_at_the_door(item: dict[str, Any], said: str) -> None:

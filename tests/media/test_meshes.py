@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import trimesh
 
-from tessera.media.meshes import MESH_SUFFIXES, Reading, TrimeshMissing, UnreadableMesh, read_mesh, turn_back, turn_up
+from tessera.data.canonical import standardise
+from tessera.media.meshes import LARGEST, MESH_SUFFIXES, Reading, TrimeshMissing, UnreadableMesh, read_mesh, turn_back, turn_up
 
 REAL_DATA = os.environ.get("TESSERA_REAL_DATA")
 
@@ -209,6 +210,8 @@ GOOD = "v 0 0 0\nv 1 0 0\nv 0 1 0\n"
         ("mesh.obj", GOOD + "f 1 2 x\n", "line 4: 'x' is no whole number"),
         ("mesh.obj", GOOD + "v 1 nan 0\nf 1 2 3\n", "a vertex is not finite"),
         ("mesh.obj", GOOD + "v 1 1e999 0\nf 1 2 4 3\n", "a vertex is not finite"),
+        ("mesh.obj", GOOD + "v 1 -1e308 0\nf 1 2 4 3\n", "a vertex has a coordinate of size 1e+308; expected 1e+60 or less"),
+        ("mesh.gltf", json.dumps(gltf(nodes=[{"mesh": 0, "scale": [1e70] * 3}, {}])), "a vertex has a coordinate of size"),
         ("mesh.obj", GOOD + "v 1 2\nf 1 2 3\n", "line 4: '1 2' is no place"),
         ("mesh.off", "3 1 0\n", "no OFF header"),
         ("mesh.off", "OFF BINARY\n", "no OFF header"),
@@ -246,6 +249,18 @@ GOOD = "v 0 0 0\nv 1 0 0\nv 0 1 0\n"
 )  # fmt: skip
 def test_what_is_broken_is_refused_with_its_reason(tmp_path: Path, name: str, content: bytes | str, reason: str) -> None:
     assert reason in refused(tmp_path, name, content)
+
+
+def test_the_largest_and_smallest_coordinates_are_read_as_any(tmp_path: Path) -> None:
+    dart = [(0, 0, 0), (4, 1, 0), (0, 2, 0), (1, 1, 0)]  # concave
+    found = []
+    for size in (1.0, LARGEST / 4, 1e-100):
+        lines = [f"v {x * size!r} {y * size!r} {z * size!r}" for x, y, z in dart]
+        with np.errstate(over="raise", invalid="raise"):
+            mesh = read(tmp_path, "mesh.obj", "\n".join([*lines, "f 1 2 3 4", ""])).mesh
+            found.append(standardise(mesh)[0])
+    assert all(np.array_equal(other.vertices, found[0].vertices) for other in found)
+    assert all(np.array_equal(other.faces, found[0].faces) for other in found)
 
 
 @pytest.mark.parametrize("form", ["obj", "off", "ply", "stl", "stl_ascii", "glb", "gltf"])
