@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-
 from tessera.config import MeshDataConfig, UserError
 from tessera.data.canonical import Cleaning, quantise, standardise
 from tessera.data.captions import pair_captions
 from tessera.data.folders import Contents, holds_nothing, list_folder
 from tessera.data.sources import DatasetSource, Source, Stored, StringTable, entry, index_of
 from tessera.data.unread import note_beside_meshes
-from tessera.media.meshes import Mesh, Reading, TrimeshMissing, UnreadableMesh, check_vertices, read_mesh
+from tessera.media.meshes import Mesh, Reading, TrimeshMissing, UnreadableMesh, mesh_from, read_mesh
 
 
 class TooManyFaces(ValueError):
@@ -120,18 +118,6 @@ class MeshDataset(DatasetSource):
         mesh = entry(item, "mesh")
         try:
             vertices, faces = (mesh.vertices, mesh.faces) if hasattr(mesh, "vertices") else mesh
-            vertices, faces = np.asarray(vertices, np.float64), np.asarray(faces)
-            if vertices.shape != (len(vertices), 3) or faces.shape != (len(faces), 3) or faces.dtype.kind not in "iu":
-                raise ValueError(f"vertices {vertices.shape} and faces {faces.shape} of {faces.dtype}")
+            return mesh_from(vertices, faces)
         except (TypeError, ValueError, AttributeError) as error:
-            raise UserError(
-                f"sample {index} of the dataset has no mesh ({error}); expected key, mesh and caption, where mesh has vertices, "
-                "n x 3 numbers, and faces, m x 3 whole numbers"
-            ) from None
-        try:
-            check_vertices(vertices)
-        except ValueError as error:
-            raise UserError(f"sample {index} of the dataset: {error}") from None
-        if len(faces) and not 0 <= faces.min() <= faces.max() < len(vertices):
-            raise UserError(f"sample {index} of the dataset has a face without its vertices; it has {len(vertices):,} of these")
-        return Mesh(vertices, faces.astype(np.int64))
+            raise UserError(f"sample {index} of the dataset has no mesh: {error}; expected key, mesh and caption") from None

@@ -117,6 +117,21 @@ def _check(mesh: Mesh) -> None:
     check_vertices(mesh.vertices)
 
 
+def mesh_from(vertices: Any, faces: Any) -> Mesh:
+    """From what Python may hold, arrays or lists; what a file's reader would refuse is refused here, with the reason."""
+    try:
+        points, corners = np.asarray(vertices, np.float64), np.asarray(faces)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{error}; expected vertices, n x 3 numbers, and faces, m x 3 whole numbers") from None
+    corners = corners.reshape(-1, 3).astype(np.int64) if corners.size == 0 else corners  # of an empty list numpy makes floats
+    if points.ndim != 2 or points.shape[1] != 3 or corners.ndim != 2 or corners.shape[1] != 3 or corners.dtype.kind not in "iu":
+        shapes = f"vertices {list(points.shape)} and faces {list(corners.shape)} of {corners.dtype}"
+        raise ValueError(f"{shapes}; expected vertices, n x 3 numbers, and faces, m x 3 whole numbers")
+    check_vertices(points)
+    _check_indices(corners.ravel().astype(np.int64), len(points))
+    return Mesh(points, corners.astype(np.int64))
+
+
 def check_vertices(vertices: Points) -> None:
     """Numbers that can be computed with, or why not."""
     if not np.isfinite(vertices).all():

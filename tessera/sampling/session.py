@@ -18,7 +18,7 @@ from tessera.contracts import Chunk, Draw, Recipe, Scene, Tokenizer
 from tessera.media.clip_facts import DEFAULT_FPS
 from tessera.media.clips import Clip
 from tessera.media.images import Channels, Pixels, UnreadableImage, fit, read_image, resize, to_array, to_picture
-from tessera.media.meshes import Mesh, TrimeshMissing, UnreadableMesh, read_mesh
+from tessera.media.meshes import Mesh, TrimeshMissing, UnreadableMesh, mesh_from, read_mesh
 from tessera.recipes.precision import full_precision
 from tessera.sampling import clips
 from tessera.sampling.masks import redraw_of
@@ -196,7 +196,10 @@ class Session:
         if request.mesh is None:
             return None
         if isinstance(request.mesh, Mesh):
-            return checked_mesh(request.mesh)
+            try:
+                return mesh_from(request.mesh.vertices, request.mesh.faces)
+            except ValueError as error:
+                raise UserError(f"the mesh cannot be read: {error}") from None
         if not isinstance(request.mesh, (str, Path)):
             raise UserError(f"mesh is a {type(request.mesh).__name__}; expected a file or a Mesh")
         try:
@@ -366,16 +369,6 @@ def checked_pixels(array: Any) -> Pixels:
     if array.ndim == 3 and array.shape[2] not in (1, 3, 4):
         raise UserError(f"a picture is {found}; expected 1, 3 or 4 channels on the last axis")
     return array
-
-
-def checked_mesh(mesh: Mesh) -> Mesh:
-    """One whose faces name its vertices, or the user's error."""
-    shapes, faces = (list(mesh.vertices.shape), list(mesh.faces.shape)), mesh.faces
-    if any(len(shape) != 2 or shape[1] != 3 for shape in shapes):
-        raise UserError(f"a mesh has vertices shaped {shapes[0]} and faces shaped {shapes[1]}; expected n x 3 and m x 3")
-    if faces.size and not 0 <= faces.min() <= faces.max() < len(mesh.vertices):
-        raise UserError(f"a mesh has faces of vertices {faces.min()} to {faces.max()}; its vertices are 0 to {shapes[0][0] - 1}")
-    return mesh
 
 
 def pick_device(name: str | torch.device) -> torch.device:

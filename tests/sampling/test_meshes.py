@@ -245,11 +245,13 @@ def test_a_part_that_is_as_large_as_it_may_be(exact: Session) -> None:
     [
         ({"mesh": PART, "options": {"max_faces": 11}}, "12 faces.*sample.max_faces"),
         ({"mesh": Mesh(PART.vertices * 3, PART.faces)}, r"\[-1, 1\]"),
-        ({"mesh": Mesh(PART.vertices * np.nan, PART.faces)}, r"\[-1, 1\]"),
+        ({"mesh": Mesh(PART.vertices * np.nan, PART.faces)}, "a vertex is not finite"),
         ({"mesh": Mesh(PART.vertices / 1000, PART.faces)}, "no triangle"),
         ({"mesh": Mesh(np.zeros((0, 3)), np.zeros((0, 3), np.int64))}, "no triangle"),
-        ({"mesh": Mesh(PART.vertices, PART.faces + 5)}, "faces of vertices 5 to 12; its vertices are 0 to 7"),
-        ({"mesh": Mesh(PART.vertices[:, :2], PART.faces)}, r"vertices shaped \[8, 2\]"),
+        ({"mesh": Mesh(PART.vertices, PART.faces + 5)}, r"a face names vertex 8 \(counted from 0\); there are 8"),
+        ({"mesh": Mesh(PART.vertices, PART.faces + 0.0)}, r"faces \[12, 3\] of float64; expected .* m x 3 whole numbers"),
+        ({"mesh": Mesh([[0, 0], [1]], PART.faces)}, "expected vertices, n x 3 numbers"),  # type: ignore[arg-type]
+        ({"mesh": Mesh(PART.vertices[:, :2], PART.faces)}, r"vertices \[8, 2\] and"),
         ({"mesh": 5}, "expected a file or a Mesh"),
         ({"mesh": "nowhere.obj"}, "nowhere.obj"),
         ({"image": np.zeros((8, 8, 3), np.uint8)}, "meshes"),
