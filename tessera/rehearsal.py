@@ -41,9 +41,9 @@ class Estimate:
 
 def dry_run(
     config: Any, *, data: Any = None, stage: str | None = None, stages: StageBuilders | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    say: Callable[[str], None] = lambda line: None, show: Callable[[Estimate], None] = lambda estimate: None,
 ) -> list[Estimate]:  # fmt: skip
-    """One real step of each stage on the user's data, as its last step will be; writes nothing."""
+    """One real step of each stage on the user's data, as its last step will be, each shown once it is made; writes nothing."""
     config = RECIPES[config.recipe].adopt(config, stage_elsewhere)
     with session(config, saves=False) as (world, _):
         source = open_source(config, data)
@@ -51,7 +51,12 @@ def dry_run(
             say(line)
         config = settled(config, source, pick(RECIPES[config.recipe].steps(config), stage))
         trains = pick(RECIPES[config.recipe].steps(config), stage, stages)
-        return [_try(config, train, source, world) for train in trains if train.origin is None]
+        estimates = []
+        for train in trains:
+            if train.origin is None:
+                estimates.append(_try(config, train, source, world))
+                show(estimates[-1])
+        return estimates
 
 
 class Few:
@@ -103,7 +108,9 @@ def _measure(config: Any, train: Train, stage: Stage, state: TrainState, loader:
         micro_batches = [batch.to(world.device) for batch in next(batches)]
         faults = tuple(fault for batch in micro_batches for fault in batch.faults)
         seconds = []
-        for _ in range(5 if config.engine.cuda_graphs else 3):  # the first one compiles and warms up, the third records
+        for _ in range(
+            5 if config.engine.cuda_graphs and world.device.type == "cuda" else 3
+        ):  # the first one compiles and warms up, the third records
             start = time.perf_counter()
             report = train_step(state, stage, micro_batches, setting)
             losses = {turn.turn.name: turn.numbers()[f"{turn.turn.name}/loss"] for turn in report.turns}  # waits for the device

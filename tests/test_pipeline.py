@@ -360,6 +360,14 @@ def test_a_dry_run_on_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
         rehearsal.dry_run(config(tmp_path), stage="tokenizer")
 
 
+def test_a_dry_run_shows_each_stage_once_it_is_made(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    tried = rehearsal._measure
+    monkeypatch.setattr(rehearsal, "_measure", lambda config, train, *rest: told.append("try") or tried(config, train, *rest))
+    rehearsal.dry_run(config(folder), show=lambda estimate: told.append(estimate.stage))
+    assert told == ["try", "tokenizer", "try", "base"]
+
+
 def test_a_config_without_any_loss_is_refused() -> None:
     nothing = ["tokenizer.loss={l1: 0, l2: 0}", "tokenizer.critic=null"]
     with pytest.raises(UserError, match="nothing would be learned"):

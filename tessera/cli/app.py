@@ -70,8 +70,7 @@ def train(
     elif dry_run:
         from tessera.rehearsal import dry_run as rehearse
 
-        for estimate in rehearse(config, stage=stage, say=lambda line: print(line, flush=True)):
-            print_estimate(estimate)
+        rehearse(config, stage=stage, say=lambda line: print(line, flush=True), show=print_estimate)
         options = {"data": data, "run": run, "preset": preset, "stage": stage, "steps": steps}
         flags = [part for name, value in options.items() if value is not None for part in (f"--{name}", str(value))]
         print(f"next: {shlex.join(['tessera', 'train', target, *flags, *(['--set', *sets] if sets else [])])}")
@@ -312,7 +311,8 @@ def print_estimate(estimate: Any) -> None:
     print(f"stage {estimate.stage}: parameters {nets}; losses {losses}")
     print(
         f"  peak memory {estimate.peak_bytes / 2**30:.2f} GiB, {estimate.items_per_s:.1f} items/s, "
-        f"ETA {duration(estimate.seconds)}, disk {estimate.disk_bytes / 2**30:.2f} GiB"
+        f"ETA {duration(estimate.seconds)}, disk {estimate.disk_bytes / 2**30:.2f} GiB",
+        flush=True,
     )
     for fault in estimate.faults:
         print(f"  cannot be read: {fault}; `tessera data check` lists every such file")
