@@ -108,9 +108,8 @@ def _measure(config: Any, train: Train, stage: Stage, state: TrainState, loader:
         micro_batches = [batch.to(world.device) for batch in next(batches)]
         faults = tuple(fault for batch in micro_batches for fault in batch.faults)
         seconds = []
-        for _ in range(
-            5 if config.engine.cuda_graphs and world.device.type == "cuda" else 3
-        ):  # the first one compiles and warms up, the third records
+        recorded = config.engine.cuda_graphs and world.device.type == "cuda"
+        for _ in range(5 if recorded else 3):  # the first one compiles and warms up, the third records
             start = time.perf_counter()
             report = train_step(state, stage, micro_batches, setting)
             losses = {turn.turn.name: turn.numbers()[f"{turn.turn.name}/loss"] for turn in report.turns}  # waits for the device
