@@ -194,7 +194,8 @@ def through(painter: Painter, chunk: Chunk, route: str, watch: Watch) -> dict[st
     small = watch("base", num, lambda: painter.decode(chunk, embeddings, options))
     if not painter.path("prior"):
         return {"base": small}
-    larger = replace(chunk, pictures=small, options=options.model_copy(update={"start": "upsampler1"}))
+    alone = painter.config.sample.model_copy(update={"start": "upsampler1", "upsampler": options.upsampler})
+    larger = replace(chunk, pictures=small, options=alone)
     return {"base": small, "upsampler": watch("upsampler", num, lambda: painter.pixels(larger))}
 
 

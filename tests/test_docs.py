@@ -35,8 +35,9 @@ CASCADE = {
         "prior.batch_size=4",
         "base.batch_size=4",
         "upsampler1.batch_size=4",
+        "sample.resample_times=1",
     ],
-    "sample": ["--set", "sample.chunk=2", "sample.resample_times=1"],
+    "sample": ["--set", "sample.chunk=2"],
     "evaluate": ["--n", "4", "--set", "evaluate.fit_steps=2", "sample.steps=2"],
 }
 CLIPS = {
