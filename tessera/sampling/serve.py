@@ -9,11 +9,13 @@ from typing import Any
 
 from tessera.config import Layer, UserError, parse_sets
 from tessera.files import free_folder
+from tessera.media.images import inspect_image
 from tessera.sampling.clips import asked_frames, counted
 from tessera.sampling.export import SUFFIXES, Written, refuse_existing, sample_names, write_samples
 from tessera.sampling.request import Request, make_request, read_prompts, read_request
 from tessera.sampling.session import Session, load
 from tessera.sampling.stored import our_version, place_for_results
+from tessera.sampling.vectors import is_vector
 from tessera.text.bytes import ByteTextConfig, num_bytes
 
 
@@ -81,7 +83,20 @@ def drawn_by(session: Session, request: Request) -> str:
         "clip": lambda: f": clips are {counted(asked_frames(request, session.config.data))} of {in_pixels(session)}",
         "mesh": lambda: "",
     }
-    return f"drawn by {trained}{missing}{sizes[session.recipe.medium]()}{cut_short(session, request)}"
+    told = f"{made_smaller(session, request)}{cut_short(session, request)}"
+    return f"drawn by {trained}{missing}{sizes[session.recipe.medium]()}{told}"
+
+
+def made_smaller(session: Session, request: Request) -> str:
+    """A picture that is to be enlarged, and was larger than what is."""
+    if session.recipe.medium != "picture" or request.image is None or is_vector(request.image):
+        return ""
+    draw: Any = session.draw
+    size, facts = draw.start_size(request.options), inspect_image(Path(request.image))[0]
+    if size == drawn_size(session) or min(facts.height / size[0], facts.width / size[1]) <= 1:
+        return ""
+    was, seen = sized((facts.height, facts.width)), sized(size)
+    return f"; {request.image} is {was}, and was made smaller first: what is enlarged is {seen}"
 
 
 def cut_short(session: Session, request: Request) -> str:
@@ -102,7 +117,12 @@ def drawn_size(session: Session) -> tuple[int, int]:
 
 def in_pixels(session: Session) -> str:
     """The same in words."""
-    height, width = drawn_size(session)
+    return sized(drawn_size(session))
+
+
+def sized(size: tuple[int, int]) -> str:
+    """Height and width in words."""
+    height, width = size
     return f"{height} px" if height == width else f"{height} x {width} px"
 
 

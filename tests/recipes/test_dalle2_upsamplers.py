@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from PIL import Image
 
 from tessera.batches import PairBatch, TextStates
 from tessera.config import UserError
@@ -12,10 +15,11 @@ from tessera.generators.diffusion.degrade import NoiseConfig
 from tessera.recipes.dalle2.config import UpsamplerConfig
 from tessera.recipes.dalle2.drawing import Painter
 from tessera.recipes.dalle2.nets import read_upsampler, upsampler_nets
+from tessera.sampling.serve import draw_to_files
 from tessera.sampling.session import Session
-from tests.recipes.test_dalle2_drawing import run, session, workshop
+from tests.recipes.test_dalle2_drawing import photo, run, session, workshop
 
-__all__ = ["run", "session", "workshop"]
+__all__ = ["photo", "run", "session", "workshop"]
 
 
 def test_a_gap_between_trained_stages_is_told(session: Session) -> None:
@@ -31,6 +35,21 @@ def test_a_gap_between_trained_stages_is_told(session: Session) -> None:
     assert painter.start_size(alone) == (32, 32)
     one, two = painter(Chunk([""] * 2, seeds, alone, pictures=torch.zeros(2, 3, 32, 32)))
     assert one.size == two.size == (48, 48)
+
+
+def test_a_picture_that_is_made_smaller_before_it_is_enlarged(run: Path, photo: Image.Image, tmp_path: Path) -> None:
+    for name, size in (("fits", (16, 16)), ("wide", (40, 24)), ("low", (40, 16))):
+        photo.resize(size).save(tmp_path / f"{name}.png")
+
+    def told(name: str, *sets: str) -> str:
+        image = tmp_path / f"{name}.png"
+        said = draw_to_files(run, [""], named={"image": image}, flags={}, sets=sets, out=tmp_path / f"{name}{len(sets)}").by
+        return said.partition("pictures are 32 px")[2]
+
+    start = "sample.start=upsampler1"
+    wanted = f"; {tmp_path / 'wide.png'} is 24 x 40 px, and was made smaller first: what is enlarged is 16 px"
+    assert told("wide", start) == wanted
+    assert told("fits", start) == told("low", start) == told("wide") == ""
 
 
 def ramps(num: int, height: int, width: int) -> torch.Tensor:
