@@ -15,11 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tessera.batches import Batch
 from tessera.config import EngineConfig, UserError
-from tessera.contracts import Context, Loader, Preview, Stage
+from tessera.contracts import Loader, Preview, Stage
 from tessera.engine.checkpoint import list_checkpoints, point, prune, save_checkpoint, step_name
 from tessera.engine.clock import Clock
 from tessera.engine.dist import World
@@ -27,10 +25,10 @@ from tessera.engine.retention import needed_elsewhere
 from tessera.engine.run import unwritable
 from tessera.engine.signals import StopFlag
 from tessera.engine.state import TrainState
-from tessera.engine.step import Setting, StepReport, autocast, train_step
+from tessera.engine.step import Setting, StepReport, train_step
 from tessera.engine.survey import take_survey
 from tessera.engine.track import Journal, Metrics
-from tessera.engine.validate import eval_mode, validate
+from tessera.engine.validate import draw_preview, validate
 from tessera.files import write_json
 
 MOST_NAMED = 20  # unreadable files on the terminal; log.txt has all
@@ -247,23 +245,18 @@ class Fit:
         if stage.preview is None:
             return
         with self.clock.chore():
-            preview = self.world.together(lambda: self.make_preview(state.averaged_nets))
+            preview = self.world.together(self.make_preview)
             if self.world.main:
                 try:
                     write_preview(self.job.folder / "samples", state.step, preview)
                 except OSError as error:  # a picture less is no reason to stop; a checkpoint less is
                     self.journal.say(f"{self.job.name} step {state.step}: no preview, it cannot be written: {error}")
 
-    @torch.no_grad()
-    def make_preview(self, averaged: Mapping[str, torch.nn.Module]) -> Preview:
-        """The stage's picture of its fixed samples, by raw and by averaged weights."""
-        stage, state, device = self.job.stage, self.state, self.world.device
-        assert stage.preview is not None
-        batch = self.job.loader.preview().to(device)
+    def make_preview(self) -> Preview:
+        """Of the fixed samples; those that cannot be read are named."""
+        batch = self.job.loader.preview().to(self.world.device)
         self.name_faults(batch.faults, f"{self.job.name}: the preview shows black for what cannot be read")
-        raw, smooth = {**state.nets, **stage.frozen}, {**averaged, **stage.frozen}
-        with eval_mode(raw, self.setting.compiled), autocast(device, self.setting.precision):  # averages always are
-            return stage.preview(raw, smooth, batch, Context(state.step, state.seed, batch.positions.to(device)))
+        return draw_preview(self.job.stage, self.state, batch, self.setting)
 
     def save_last(self) -> None:
         """Before leaving early; the newest step may be one that broke."""

@@ -6,7 +6,8 @@ A sharded parameter is a DTensor. What works element by element (optimizer, aver
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as torch_dist
@@ -36,6 +37,20 @@ def shard_net(net: nn.Module, units: tuple[type[nn.Module], ...], device: torch.
 def units_of(net: nn.Module) -> list[FSDPModule]:
     """The modules that gather their own weights."""
     return [module for module in net.modules() if isinstance(module, FSDPModule)]
+
+
+@contextmanager
+def gathered(nets: Iterable[nn.Module]) -> Iterator[None]:
+    """Whole weights inside, on every rank: a module gathers its own when it is called, but not for its other methods, and those
+    draw previews."""
+    units = [unit for net in nets for unit in units_of(net)]
+    for unit in units:
+        unit.unshard()
+    try:
+        yield
+    finally:
+        for unit in units:
+            unit.reshard()
 
 
 def sum_in_backward(units: Iterable[FSDPModule], wanted: bool) -> None:

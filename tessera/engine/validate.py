@@ -1,4 +1,5 @@
-"""A validation pass: a stage's `measure` over the fixed validation batches, summed over all ranks, divided once."""
+"""Looks at a stage between steps: its `measure` over the fixed validation batches, summed over all ranks and divided once;
+and its picture of fixed samples."""
 
 from __future__ import annotations
 
@@ -9,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from tessera.batches import Batch
-from tessera.contracts import Context, Loss, Nets, Stage
+from tessera.contracts import Context, Loss, Nets, Preview, Stage
 from tessera.engine.replay import launched_one_by_one
+from tessera.engine.shard import gathered
+from tessera.engine.state import TrainState
 from tessera.engine.step import Setting, autocast, reduce_losses
 
 
@@ -30,6 +33,18 @@ def validate(nets: Nets, stage: Stage, batches: Sequence[Batch], step: int, seed
     weight = sums.numbers["weight"]
     means: dict[str, Tensor] = {name: total / weight for name, total in sums.numbers.items() if name != "weight"}
     return {name: float(value) for name, value in means.items()} | stage.digest(sums.stats)
+
+
+@torch.no_grad()
+def draw_preview(stage: Stage, state: TrainState, batch: Batch, setting: Setting) -> Preview:
+    """The stage's picture of fixed samples, by raw and by averaged weights. Sampling calls more than nets as a whole, so slices
+    are gathered before."""
+    assert stage.preview is not None
+    raw, smooth = {**state.nets, **stage.frozen}, {**state.averaged_nets, **stage.frozen}
+    context = Context(state.step, state.seed, batch.positions.to(setting.world.device))
+    whole = gathered([*state.nets.values(), *state.averages.values()])
+    with whole, eval_mode(raw, setting.compiled), autocast(setting.world.device, setting.precision):  # averages always are
+        return stage.preview(raw, smooth, batch, context)
 
 
 @contextlib.contextmanager

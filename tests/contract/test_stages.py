@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import json
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as torch_dist
 from PIL import Image
 
 from tessera import pipeline
@@ -23,9 +24,10 @@ from tessera.data.synth.furniture import write_furniture
 from tessera.data.synth.shapes import write_shapes
 from tessera.engine.dist import World
 from tessera.engine.loop import Stopped
+from tessera.engine.shard import sharded
 from tessera.engine.step import Setting, train_step
 from tessera.engine.track import read_metrics
-from tessera.engine.validate import eval_mode, validate
+from tessera.engine.validate import draw_preview, validate
 from tessera.recipes import RECIPES
 from tessera.sampling.package import export_run
 from tessera.sampling.session import load
@@ -171,7 +173,7 @@ SMALL = {
         (*ONE_BY_ONE, "tokenizer.model={kind: conv, widths: [8, 8, 8], blocks: [0, 0, 1], time_downsamples: 2}"),
         quiet=(
             "base.model={width: 32, depth: 2, heads: 2, dropout: 0, nearby: {frames: 2, height: 3, width: 3}, sketch_window: 3}",
-            "base.loss={text_dropout_prob: 0, length_dropout_prob: 0, sketch_dropout_prob: 0}",
+            "base.loss={text_dropout_prob: 0, length_dropout_prob: 0, sketch_dropout_prob: 0, sketch_gaps_prob: 0}",
             "base.optim={lr: 1e-2, warmup_steps: 2, schedule: constant, weight_decay: 0}",
             "tokenizer.model={kind: conv, widths: [16, 16, 16], blocks: [1, 1, 1], time_downsamples: 2}",
             "data.image_share=null",
@@ -390,13 +392,9 @@ def test_validation_knows_the_metric_of_best(recipe: str, name: str, data: dict[
 def test_a_preview_is_a_readable_file(recipe: str, name: str, data: dict[str, Path], tmp_path: Path) -> None:
     config = small(recipe, data)
     stage, state, loader = prepared(config, named(config, name), WORLD, tmp_path)
-    assert stage.preview is not None
-    batch = loader.preview().to(WORLD.device)
-    nets = {**state.nets, **stage.frozen}
-    with torch.no_grad(), eval_mode(nets):
-        preview = stage.preview(nets, nets, batch, Context(0, 0, batch.positions))
-        again = stage.preview(nets, nets, batch, Context(0, 0, batch.positions))
-    assert preview == again
+    batch, setting = loader.preview().to(WORLD.device), Setting(WORLD, STEPS)
+    preview = draw_preview(stage, state, batch, setting)
+    assert preview == draw_preview(stage, state, batch, setting)
     assert json.loads(json.dumps(preview.facts))
     assert preview.extension in ("png", "gif", "glb")
     if preview.extension == "png":
@@ -406,6 +404,32 @@ def test_a_preview_is_a_readable_file(recipe: str, name: str, data: dict[str, Pa
             side = 128 if recipe.startswith("meshgpt") else config.data.resolution
             assert picture.width >= 3 * side  # three samples side by side
             assert picture.height >= 2 * side  # what there is, and what the nets make of it
+
+
+@pytest.mark.parametrize(("recipe", "name"), STAGES)
+def test_nets_in_slices_draw_the_preview_of_whole_ones(
+    recipe: str, name: str, data: dict[str, Path], tmp_path: Path, one_rank: None
+) -> None:
+    previews = []
+    for parallel in ("replicate", "shard"):
+        config = small(recipe, data, f"engine.parallel={parallel}")
+        stage, state, loader = prepared(config, named(config, name), WORLD, tmp_path)
+        sliced = any(map(sharded, (p for net in state.nets.values() for p in net.parameters())))
+        assert sliced == (parallel == "shard" and bool(stage.sharded))
+        previews.append(draw_preview(stage, state, loader.preview().to(WORLD.device), Setting(WORLD, STEPS)))
+        batches = loader.batches(0)
+        moved = [batch.to(WORLD.device) for batch in next(batches)]
+        batches.close()
+        train_step(state, stage, moved, Setting(WORLD, STEPS))  # slices are put back
+    assert previews[0] == previews[1]
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    """A process group of this process alone."""
+    torch_dist.init_process_group("gloo", store=torch_dist.HashStore(), rank=0, world_size=1)
+    yield
+    torch_dist.destroy_process_group()
 
 
 # ---- stop and go on
