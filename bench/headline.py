@@ -116,7 +116,7 @@ HEADLINES = {
     ),
     "nuwa": Headline(
         "nuwa", DIGITS, f"tokenizer.steps=2600 base.steps=4000 base.model.dropout=0.2 {CLIPS}",
-        (SURELY, JUDGED, f"{TRIED} min_share=0 min_share=0.05 guidance=1.5 guidance=3"),
+        (SURELY, JUDGED, f"{TRIED} guidance=2 guidance=4"),
         stage="tokenizer base", drawn=8, quick="tokenizer.steps=2 base.steps=2",
     ),
     "cvivit": Headline(
@@ -136,9 +136,9 @@ HEADLINES = {
     ),
     "dalle2": Headline(
         "dalle2", SHAPES,
-        "embedder.steps=1000 prior.steps=3000 prior.optim.lr=1e-3 base.steps=4000 base.optim.lr=8e-4 upsampler1.steps=1500 "
+        "embedder.steps=1000 prior.steps=3000 prior.optim.lr=1e-3 base.steps=6000 base.optim.lr=8e-4 upsampler1.steps=1500 "
         f"upsampler1.optim.lr=8e-4 {CASCADE}",
-        ("bench/cascade.py RUN --n 256 --samplers euler dpm", "evaluate RUN --n 512"), drawn=8,
+        ("bench/cascade.py RUN --n 256 --samplers euler ddim", "evaluate RUN --n 512"), drawn=8,
         quick="embedder.steps=2 prior.steps=2 base.steps=2 upsampler1.steps=2",
     ),
     "flow": processed("flow"),

@@ -47,7 +47,7 @@ CLIPS = (
 )
 ONE_BY_ONE = (  # the same clips with the other generator
     *(item for item in CLIPS if not item.startswith(("base.model=", "base.loss=", "sample="))),
-    "base.loss={text_dropout_prob: 0.3, length_dropout_prob: 0.5, sketch_dropout_prob: 0.3}",
+    "base.loss={text_dropout_prob: 0.3, length_dropout_prob: 0.5, sketch_dropout_prob: 0.3, sketch_gaps_prob: 0}",
     "sample={chunk: 2, fps: 8}",
 )
 MESHES = (

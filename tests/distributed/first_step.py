@@ -1,4 +1,4 @@
-"""`first_step.py OUT SHAPES FURNITURE CLIPS SHAPES`: gradients of all turns and validation numbers of given weights,
+"""`first_step.py OUT SHAPES FURNITURE CLIPS SHAPES CLIPS`: gradients of all turns and validation numbers of given weights,
 on any number of ranks.
 
 Writes OUT/STAGE CASE.safetensors (summed gradients, by turn) and OUT/STAGE CASE.json (validation) from the main rank.
@@ -33,6 +33,7 @@ STAGES = {  # name -> recipe and stage, and sets of its own
     "mesh base": ("meshgpt", "base"),
     "video tokenizer": ("phenaki", "tokenizer"),
     "video base": ("phenaki", "base"),
+    "video base, token by token": ("nuwa", "base"),
     "embedder": ("dalle2", "embedder"),
     "prior": ("dalle2", "prior"),
     "decoder": ("dalle2", "base"),
@@ -95,7 +96,14 @@ DALLE2 = [
     "data.validation_fraction=0.15",
     "engine.validation_samples=5",
 ]
-SETS = {"muse": MUSE, "meshgpt": MESHGPT, "phenaki": PHENAKI, "dalle2": DALLE2}
+NUWA = [
+    *(item for item in PHENAKI if not item.startswith(("base.", "tokenizer.critic="))),
+    "base.model={width: 16, depth: 1, heads: 2, inner_width: 16, sketch_window: 3, nearby: {frames: 2, height: 3, width: 3}}",
+    "base.loss={sketch_gaps_prob: 0.3}",
+    "data.sketch=edges",
+    "data.image_share=null",
+]
+SETS = {"muse": MUSE, "meshgpt": MESHGPT, "phenaki": PHENAKI, "dalle2": DALLE2, "nuwa": NUWA}
 
 
 def measure(out: Path, data: dict[str, str], name: str, case: str, world: World) -> None:

@@ -84,7 +84,7 @@ def first_step(workshop: Path, shapes: Path, ranks: int) -> Path:
 
     def make() -> None:
         path.mkdir()
-        data = [str(folder) for folder in (shapes, furniture, clips, shapes)]
+        data = [str(folder) for folder in (shapes, furniture, clips, shapes, clips)]
         check(run([str(path), *data], workshop, ranks=ranks, script=HERE / "first_step.py"))
 
     return made_once(path, make)
@@ -126,6 +126,7 @@ TURNS = [
     ("video tokenizer", "critic"),
     ("video base", "generator"),
     ("video base", "critic"),
+    ("video base, token by token", "generator"),
     ("embedder", "embedder"),
     ("prior", "generator"),
     ("decoder", "generator"),

@@ -164,6 +164,22 @@ def test_frames_that_are_begun_in_every_pass_are_as_many_as_asked_for(
         assert ids.shape == (2, sum(lengths), *grid[1:])
 
 
+def test_a_text_is_read_when_its_scene_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and values of all scenes at once would be as many as there are scenes."""
+    sampler, read = GridSampler(GridWriter(Lean(generator()), GridSampleConfig())), list[float]()
+    plain = GridWriter.told
+
+    def counted(writer: GridWriter, text: TextStates, *rest: Any) -> Any:
+        read.append(float(text.states[0, 0, 0]))
+        return plain(writer, text, *rest)
+
+    monkeypatch.setattr(GridWriter, "told", lambda writer, text, negative, lengths: counted(writer, text, negative, lengths))
+    scenes = [(words(1, 4, seed), 2) for seed in (1, 2, 3)]
+    begins = [len(read) for _ in sampler.story(scenes, torch.tensor([5]))]
+    assert begins == [1, 1, 2, 2, 3, 3]
+    assert read == [float(text.states[0, 0, 0]) for text, _ in scenes]
+
+
 @pytest.mark.parametrize("near", ["window", "dilated", "first"])
 def test_a_scene_sees_its_text_and_what_came_before_and_nothing_else_does(near: str) -> None:
     net, seeds, first, second, third = generator(near), torch.tensor([5, 6]), *(words(2, 4, seed) for seed in (1, 2, 3))

@@ -92,6 +92,27 @@ def test_frames_that_a_sketch_does_not_have_are_nothing_and_some_sketches_are_ta
     assert 3 < (kept.view(10, 4)[:, 2:] == 0).sum() < 17
 
 
+def test_some_sketches_have_gaps_of_any_size() -> None:
+    net, seen = generator(sketch=3), dict[str, Tensor]()
+    net.register_forward_hook(lambda module, given, out: seen.update(sketch=given[4]))
+    batch, places = with_sketch(clips(400), clips(400, seed=4), [4] * 400), torch.arange(400)
+    there = []
+    for prob in (0.0, 0.5, 1.0):
+        losses = GridLosses(GridLossConfig(sketch_dropout_prob=0.0, sketch_gaps_prob=prob))
+        losses.turn({"generator": net}, batch, Context(0, 0, places))
+        there.append((seen["sketch"] != net.nothing).all(3).all(2))
+        assert batch.sketch is not None
+        assert torch.equal(seen["sketch"][there[-1]], batch.sketch[there[-1]])
+    whole, half, all_ = there
+    assert whole.all()
+    assert 0.5 < half.all(1).double().mean() < 0.7, "a half without gaps, and a fifth of those that lost nothing"
+    assert torch.bincount(all_.sum(1), minlength=5).double().sub(80).abs().max() < 30, "0 to 4 frames, each as often"
+    assert all_.double().mean(0).sub(0.5).abs().max() < 0.08
+    half_again = GridLosses(GridLossConfig(sketch_dropout_prob=0.0, sketch_gaps_prob=0.5))
+    half_again.turn({"generator": net}, with_sketch(clips(400)[7:9], clips(400, seed=4)[7:9], [4, 4]), Context(0, 0, places[7:9]))
+    assert torch.equal((seen["sketch"] != net.nothing).all(3).all(2), half[7:9]), "of its place in the stream alone"
+
+
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="without sketches"):
         generator()(clips(1), words(1), anything(1), sketch=clips(1))

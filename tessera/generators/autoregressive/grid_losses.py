@@ -20,7 +20,7 @@ from tessera.generators.autoregressive.model import length_class
 from tessera.randomness import mix, uniform
 from tessera.text.encoders import encode_text
 
-SKETCH = 33  # stream of random numbers
+SKETCH, GAPS = 33, 34  # streams of random numbers
 
 
 class GridLossConfig(AutoregressiveLossConfig):
@@ -28,6 +28,8 @@ class GridLossConfig(AutoregressiveLossConfig):
 
     sketch_dropout_prob: float = Field(0.2, ge=0, le=1)
     """How often a sketch is taken away, where the generator takes one: for clips without, and for guidance."""
+    sketch_gaps_prob: float = Field(0.0, ge=0, le=1)
+    """How often latent frames of a sketch are taken away, from none to all of them: for sketches with gaps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +48,15 @@ class GridLosses:
             )
         )  # fmt: skip
         text, told = encode_text(nets, batch.text).without(untold), frames_of(batch).masked_fill(free, 0)
-        return guess(nets, batch, text, told, sketch_of(nets, batch, bare))
+        gone = bare[:, None]
+        if batch.sketch is not None and config.sketch_gaps_prob:
+            gone = gone | gaps(key, context.positions, batch.sketch.shape[1], config.sketch_gaps_prob)
+        return guess(nets, batch, text, told, sketch_of(nets, batch, gone))
 
     def measure(self, nets: Nets, batch: TokenBatch, context: Context) -> Loss:
         """Validation: with captions and sketches, without numbers of frames."""
         text, told = encode_text(nets, batch.text), torch.zeros_like(frames_of(batch))
-        return guess(nets, batch, text, told, sketch_of(nets, batch, torch.zeros_like(batch.valid)))
+        return guess(nets, batch, text, told, sketch_of(nets, batch, torch.zeros_like(batch.valid)[:, None]))
 
 
 def frames_of(batch: TokenBatch) -> Tensor:
@@ -59,12 +64,20 @@ def frames_of(batch: TokenBatch) -> Tensor:
     return batch.ids.new_full((len(batch.ids),), batch.ids.shape[1]) if batch.lengths is None else batch.lengths
 
 
-def sketch_of(nets: Nets, batch: TokenBatch, bare: Tensor) -> Tensor | None:
-    """b t h w or b t h w q: sketches, but for some samples (b bool), with `nothing` in frames that they do not have."""
+def gaps(key: int, positions: Tensor, frames: int, prob: float) -> Tensor:
+    """b t bool: which latent frames of sketches are taken away. A sample has gaps with that probability, and then loses each
+    frame with one of its own, which is even from 0 to 1."""
+    drawn = uniform(key, positions, 1 + frames, GAPS)
+    return (drawn[:, :1] < prob) & (drawn[:, 1:] < drawn[:, :1] / prob)  # a number below `prob` is even from 0 to it
+
+
+def sketch_of(nets: Nets, batch: TokenBatch, gone: Tensor) -> Tensor | None:
+    """b t h w or b t h w q: sketches, with `nothing` in frames that they do not have, and in those that are gone (b t bool, or
+    b 1)."""
     if batch.sketch is None:
         return None
     lengths = batch.ids.shape[1] if batch.sketch_lengths is None else batch.sketch_lengths[:, None]
-    missing = (torch.arange(batch.sketch.shape[1], device=bare.device) >= lengths) | bare[:, None]
+    missing = (torch.arange(batch.sketch.shape[1], device=gone.device) >= lengths) | gone
     return batch.sketch.masked_fill(missing.view(*missing.shape, *[1] * (batch.sketch.ndim - 2)), generator_of(nets).nothing)
 
 

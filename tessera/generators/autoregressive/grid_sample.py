@@ -9,8 +9,9 @@ and drawn cell by cell.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -269,32 +270,34 @@ class GridSampler:
     ) -> Iterator[Tensor]:  # fmt: skip
         """The same with scenes: texts, and the frames that each adds. A scene sees the frames before it, and they do not see its
         text."""
-        for _, frames in scenes:
-            if frames < 1:
-                raise ValueError(f"{frames} frames; ask for 1 or more")
-        self.check(sum(frames for _, frames in scenes), seeds, known, sketch)
+        for _, count in scenes:
+            if count < 1:
+                raise ValueError(f"{count} frames; ask for 1 or more")
+        self.check(sum(count for _, count in scenes), seeds, known, sketch)
         wanted = torch.zeros_like(seeds) if lengths is None else lengths
         with torch.no_grad():
             setup, state = self.writer.prepare(scenes[0][0], seeds, negative, wanted, known, sketch)
-            told = [self.writer.told(text, negative, wanted) for text, _ in scenes[1:]]
-        counts = [frames for _, frames in scenes]
-        if self.writer.plans(seeds.device).first is not None and counts[0] > 1:
-            counts, told = [1, counts[0] - 1, *counts[1:]], [(setup.start, setup.told, setup.mask), *told]
-        return self.frames(setup, state, counts, told)
+        (text, frames), *others = scenes
+        if self.writer.plans(seeds.device).first is not None and frames > 1:  # another plan after the first one
+            scenes = [(text, 1), (text, frames - 1), *others]
+        return self.frames(setup, state, scenes, partial(self.writer.told, negative=negative, lengths=wanted))
 
     @torch.no_grad()
     def frames(
-        self, setup: Setup, state: State, counts: Sequence[int], told: Sequence[tuple[Tensor, Tensor, Tensor]]
-    ) -> Iterator[Tensor]:
-        """So many of each scene, once all is prepared."""
+        self, setup: Setup, state: State, scenes: Sequence[tuple[TextStates, int]],
+        told: Callable[[TextStates], tuple[Tensor, Tensor, Tensor]],
+    ) -> Iterator[Tensor]:  # fmt: skip
+        """Those of each scene, once all is prepared. Keys and values of a text are many times as large as its states, so they
+        are made when its scene begins."""
         grid, done, area = setup.plan.grid, 0, math.prod(self.writer.net.grid[1:])
         self.drawing = own = object()
-        for scene, count in enumerate(counts):
+        for scene, (text, count) in enumerate(scenes):
             if scene:
-                setup, state = self.writer.go_on(setup, done, told[scene - 1])
+                same = text is scenes[scene - 1][0]
+                setup, state = self.writer.go_on(setup, done, (setup.start, setup.told, setup.mask) if same else told(text))
             schedule, ring, end = setup.plan.schedule, self.writer.cells(setup.plan), done + count
             recording = self.recorded(setup, state)
-            last = schedule.last(end - 1, grid) + (scene + 1 < len(counts))  # its last cell must be seen by others
+            last = schedule.last(end - 1, grid) + (scene + 1 < len(scenes))  # its last cell must be seen by others
             for number in range(schedule.frame_step * done, last + 1):
                 if self.drawing is not own:
                     raise RuntimeError("this sampler has begun other clips before these were finished; use a sampler for each")

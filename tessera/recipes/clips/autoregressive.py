@@ -50,7 +50,7 @@ class AutoregressiveClips:
         """Ids drawn from the captions and sketches of a batch, as its own are, and their seeds."""
         seeds = torch.arange(len(batch.keys), device=batch.ids.device)
         sampler = GridSampler(GridWriter(Lean(generator_of(nets)), GridSampleConfig.part_of(self.config.sample)), recorded=False)
-        sketch = sketch_of(nets, batch, torch.zeros_like(batch.valid))
+        sketch = sketch_of(nets, batch, torch.zeros_like(batch.valid)[:, None])
         text = encode_text(nets, batch.text)
         return torch.cat(list(sampler(text, seeds, batch.ids.shape[1], lengths=batch.lengths, sketch=sketch)), dim=1), seeds
 

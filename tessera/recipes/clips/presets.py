@@ -7,6 +7,7 @@ from functools import partial
 from typing import Literal
 
 from tessera.config import Config, EngineConfig, Kinds, OptimConfig, VideoDataConfig
+from tessera.generators.autoregressive.grid_losses import GridLossConfig
 from tessera.generators.autoregressive.grid_model import GridConfig
 from tessera.generators.masked.model import MaskedConfig
 from tessera.nn.nearby import NearbyConfig
@@ -30,6 +31,7 @@ Size = Literal["tiny", "small", "base", "large"]
 
 TYPES: dict[str, type[ClipsConfig]] = {"masked": MaskedClipsConfig, "autoregressive": AutoregressiveClipsConfig}
 MASKED_OPTIM = OptimConfig(lr=3e-4, betas=(0.9, 0.98), weight_decay=0.03, warmup_steps=5000)
+LOSS = GridLossConfig(sketch_gaps_prob=0.2)
 NEARBY = NearbyConfig(first_whole=True)
 AUTOREGRESSIVE_OPTIM = OptimConfig(lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, warmup_steps=5000)
 
@@ -44,7 +46,9 @@ class Preset(Config):
     masked: MaskedBaseConfig
     masked_sample: MaskedClipSampleConfig = MaskedClipSampleConfig()
     autoregressive: AutoregressiveBaseConfig
-    autoregressive_sample: AutoregressiveClipSampleConfig = AutoregressiveClipSampleConfig(temperature=0.9, min_share=0.1)
+    autoregressive_sample: AutoregressiveClipSampleConfig = AutoregressiveClipSampleConfig(
+        guidance=3.0, temperature=0.9, min_share=0.1
+    )
 
 
 def tiny() -> Preset:
@@ -68,7 +72,9 @@ def tiny() -> Preset:
             steps=1000,
         ),
         masked_sample=MaskedClipSampleConfig(steps=16, guidance=4.0, min_share=0.3, remask=0.1),
+        autoregressive_sample=AutoregressiveClipSampleConfig(guidance=2.0, temperature=0.9, min_share=0.1),
         autoregressive=AutoregressiveBaseConfig(
+            loss=LOSS,
             model=GridConfig(width=64, depth=4, heads=4, inner_width=64, nearby=NEARBY),
             optim=OptimConfig(lr=3e-3, betas=(0.9, 0.95), weight_decay=0.03, warmup_steps=50),
             ema_decay=0.99,
@@ -86,7 +92,9 @@ def small() -> Preset:
     return Preset(
         data=VideoDataConfig(resolution=64, workers=8),
         masked=MaskedBaseConfig(model=MaskedConfig(dropout=0.1)),
-        autoregressive=AutoregressiveBaseConfig(model=GridConfig(width=384, depth=10, heads=6, dropout=0.1, nearby=NEARBY)),
+        autoregressive=AutoregressiveBaseConfig(
+            loss=LOSS, model=GridConfig(width=384, depth=10, heads=6, dropout=0.1, nearby=NEARBY)
+        ),
         engine=EngineConfig(precision="bf16", compile=True, cuda_graphs=True),
     )
 
@@ -112,6 +120,7 @@ def base() -> Preset:
             batch_size=128, steps=300_000,
         ),
         autoregressive=AutoregressiveBaseConfig(
+            loss=LOSS,
             model=GridConfig(width=768, depth=16, heads=12, dropout=0.1, nearby=wider),
             optim=AUTOREGRESSIVE_OPTIM, ema_decay=0.9999, batch_size=128, steps=300_000,
         ),
