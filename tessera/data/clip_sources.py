@@ -30,7 +30,7 @@ from tessera.data.sources import DatasetSource, Reading, Source, Stored, StringT
 from tessera.data.unread import note_beside_clips
 from tessera.media.clip_facts import PAUSE, AvMissing, ClipFacts, Look, UnreadableClip
 from tessera.media.clips import VIDEO_SUFFIXES, Clip, Frames, Inspection, Pick, inspect_clip, read_clip, read_facts
-from tessera.media.frame_folders import missing_numbers
+from tessera.media.frame_folders import frame_numbers, missing_numbers
 from tessera.media.framing import side_of
 from tessera.media.images import WHITE, Channels, Colour, Pixels, with_channels
 
@@ -216,8 +216,10 @@ class ClipFolder(StoredClips):
         if not self._sketches[index]:
             return None
         path = self.root / self._sketches[index]
-        if path.is_dir() and (gaps := missing_numbers(path)):
-            raise UnreadableClip(path, f"numbers are missing between its pictures: {gaps}; expected one for every frame")
+        if path.is_dir():
+            frame_numbers(path)  # refuses two pictures of one number: the frames behind them would move up
+            if gaps := missing_numbers(path):
+                raise UnreadableClip(path, f"numbers are missing between its pictures: {gaps}; expected one for every frame")
         return self._stored(path)
 
     def _stored(self, path: Path) -> StoredClip:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ class Rows:
             raise Absent(f"{path.name} is missing") from None
         except (OSError, ValueError) as error:
             raise Absent(f"{path.name} is no .npy file ({' '.join(str(error).split())})") from None
-        if len(shape) != 2 or by_column or not np.issubdtype(dtype, np.floating):
+        if len(shape) != 2 or not shape[1] or by_column or not np.issubdtype(dtype, np.floating):
             raise Absent(f"{path.name} holds {dtype} of shape {shape}{', column by column' * by_column}, expected floats by rows")
         if size != start + shape[0] * shape[1] * dtype.itemsize:
             raise Absent(f"{path.name} has {size:,} bytes, its header says {start + shape[0] * shape[1] * dtype.itemsize:,}")
@@ -57,21 +57,46 @@ class Rows:
                 file.seek(self.start + row * self.size)
                 content = file.read(self.size)
         except OSError as error:
-            raise Absent(f"{self.path.name} cannot be read ({(error.strerror or str(error)).lower()})") from None
+            raise self._unreadable(error) from None
         if len(content) != self.size:
-            raise Absent(f"{self.path.name} was cut since it was opened")
+            raise self._cut()
         return np.frombuffer(content, self.dtype)
 
     def sound(self) -> npt.NDArray[np.bool_]:
-        """Which rows are there, finite, and not all zeros; reads the file once, in blocks."""
-        found = np.zeros(self.num, np.bool_)
-        with contextlib.suppress(OSError), self.path.open("rb") as file:
-            file.seek(self.start)
-            for start in range(0, self.num, BLOCK_ROWS):
-                content = file.read(min(BLOCK_ROWS, self.num - start) * self.size)
-                block = np.frombuffer(content[: len(content) // self.size * self.size], self.dtype).reshape(-1, self.width)
+        """Which rows are there, finite, and not all zeros; reads the file once."""
+        found, start = np.zeros(self.num, np.bool_), 0
+        with contextlib.suppress(OSError):
+            for block in self.blocks():
                 found[start : start + len(block)] = np.isfinite(block.astype(np.float32)).all(1) & block.any(1)
+                start += len(block)
         return found
+
+    def empty_from(self, row: int) -> bool:
+        """Whether this row and all behind it are zeros; `Absent` as in `read`. Stops at the first block that holds something."""
+        try:
+            for block in self.blocks(row):
+                if block.any():
+                    return False
+                row += len(block)
+        except OSError as error:
+            raise self._unreadable(error) from None
+        if row < self.num:
+            raise self._cut()
+        return True
+
+    def blocks(self, row: int = 0) -> Iterator[npt.NDArray[Any]]:
+        """This row and all behind it, many at once; the file is opened once. Fewer where it was cut since then."""
+        with self.path.open("rb") as file:
+            file.seek(self.start + row * self.size)
+            for start in range(row, self.num, BLOCK_ROWS):
+                content = file.read(min(BLOCK_ROWS, self.num - start) * self.size)
+                yield np.frombuffer(content[: len(content) // self.size * self.size], self.dtype).reshape(-1, self.width)
+
+    def _unreadable(self, error: OSError) -> Absent:
+        return Absent(f"{self.path.name} cannot be read ({(error.strerror or str(error)).lower()})")
+
+    def _cut(self) -> Absent:
+        return Absent(f"{self.path.name} was cut since it was opened")
 
     @property
     def size(self) -> int:
@@ -217,7 +242,7 @@ def _fitting(path: Path, rows: npt.NDArray[np.int64], config: ShardEmbeddingsCon
 def _unclaimed(found: Rows, end: int) -> str:
     """Why a file that goes on behind the rows of its tar was made for others; empty rows there are of samples that are gone."""
     try:
-        if not end or not any(found.read(row).any() for row in range(end, found.num)):
+        if not end or found.empty_from(end):
             return ""
     except Absent as absent:
         return str(absent)

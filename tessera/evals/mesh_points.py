@@ -140,7 +140,7 @@ def pairwise_chamfer(a: Clouds, b: Clouds | None = None, *, device: torch.device
 
     The sum of the two means of squared distances, as in PointFlow and the figures that compare with it; others take roots, halves
     or sums. Without b of a against itself, each pair once. By differences, not by |a|^2 + |b|^2 - 2ab: equal clouds are at 0
-    exactly. 2,048 points take about 7 ms a pair on one CPU core.
+    exactly. 2,048 points take 7 to 55 ms a pair on one CPU core, 256 points 0.7.
     """
     place = torch.device(device)
     budget = _budget(place)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from tessera.data.canonical import quantise, standardise
 from tessera.data.mesh_sources import as_mesh_source
 from tessera.engine.dist import World
 from tessera.evals.evaluate import Evaluation, Say
@@ -43,11 +46,25 @@ def subject_of(session: Session, options: Any, material: MeshMaterial) -> MeshSu
         return session.draw_rows([(caption, seed + index) for index, caption in enumerate(captions)], request)
 
     def held_out_loss() -> Mapping[str, float]:
-        return in_faces(session.draw.loss(material.held_out.meshes, material.held_out.captions))
+        meshes, config = material.held_out.meshes, session.config
+        numbers = session.draw.loss(meshes, material.held_out.captions)
+        if not config.quads:
+            return in_faces(numbers)
+        return in_quads(numbers, float(np.mean([len(quantise(standardise(mesh)[0], config.data.bins)) for mesh in meshes])))
 
     return MeshSubject(sample=sample, reconstruct=reconstruct, held_out_loss=held_out_loss, about=about, tokenizer_advice=advice)
 
 
 def in_faces(numbers: Mapping[str, float]) -> dict[str, float]:
     """A generator of sequences counts groups and samples; here these are faces and meshes."""
-    return {name.replace("group", "face").replace("sample", "mesh"): value for name, value in numbers.items()}
+    return _renamed(numbers, "face")
+
+
+def in_quads(numbers: Mapping[str, float], triangles: float) -> dict[str, float]:
+    """Of a generator whose groups are quads, which are one triangle or two: `bits_per_face` is by triangle all the same, from
+    the mean number of triangles a mesh, so that tokenizers compare."""
+    return _renamed(numbers, "quad") | {"bits_per_face": numbers["bits_per_sample"] / triangles}
+
+
+def _renamed(numbers: Mapping[str, float], group: str) -> dict[str, float]:
+    return {name.replace("group", group).replace("sample", "mesh"): value for name, value in numbers.items()}

@@ -60,20 +60,26 @@ def folder_frames(folder: Path | str, wanted: Sequence[int], look: Look, facts: 
 def frame_numbers(folder: Path | str) -> list[int]:
     """Of the pictures in their order the numbers in their names, counted from the lowest; where the names are not numbered, from
     0 on. Two pictures of one number are refused."""
-    files = frame_files(folder)
-    if not is_frame_folder(folder):
-        return list(range(len(files)))
-    numbers = [int(re.findall(r"\d+", path.stem)[-1]) for path in files]
-    for path, (before, number) in zip(files[1:], pairwise(numbers), strict=True):
+    files, numbers = frame_files(folder), _numbers(folder)
+    for path, (before, number) in zip(files[1:], pairwise(numbers), strict=False):
         if number == before:
             raise UnreadableClip(folder, f"{path.name} has the number of another picture")
     return [number - numbers[0] for number in numbers]
 
 
 def missing_numbers(folder: Path | str) -> int:
-    """How many numbers between the first and the last are not there; 0 where the names are not numbered."""
-    numbers = frame_numbers(folder)
-    return max(numbers, default=-1) + 1 - len(numbers)
+    """How many numbers between the first and the last are not there; 0 where the names are not numbered. Pictures of one number
+    count once: a clip has both, one after the other."""
+    numbers = set(_numbers(folder))
+    return max(numbers) - min(numbers) + 1 - len(numbers) if numbers else 0
+
+
+def _numbers(folder: Path | str) -> list[int]:
+    """Of the pictures in their order the numbers in their names; where the names are not numbered, from 0 on."""
+    files = frame_files(folder)
+    if not is_frame_folder(folder):
+        return list(range(len(files)))
+    return [int(re.findall(r"\d+", path.stem)[-1]) for path in files]
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

@@ -58,12 +58,12 @@ def cross_window(size: int, grid: Grid, device: torch.device) -> CrossWindow:
 
 
 def slot_turns(slot: Slot, width: int) -> Tensor:
-    """... -> ... k: of a slot, where the cell is that it guesses."""
+    """... -> 2 ... k: of a slot, where the cell is that it guesses."""
     return rotary_turns(torch.stack([slot.row, slot.column], dim=-1), width)
 
 
 def cell_turns(cell: Tensor, columns: int, width: int) -> Tensor:
-    """... -> ... k"""
+    """... -> 2 ... k"""
     return rotary_turns(torch.stack([cell // columns, cell % columns], dim=-1), width)
 
 

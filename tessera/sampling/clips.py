@@ -17,7 +17,7 @@ from tessera.batches import from_uint8, num_frames, num_latent, to_uint8
 from tessera.config import UserError, VideoDataConfig
 from tessera.media.clip_facts import DEFAULT_FPS, Look
 from tessera.media.clips import AvMissing, Clip, ClipFacts, Frames, UnreadableClip, read_clip
-from tessera.media.frame_folders import frame_numbers
+from tessera.media.frame_folders import frame_files, frame_numbers
 from tessera.media.framing import filled, frames_from, letterbox, room_from, side_of
 from tessera.media.images import Pixels, fit
 from tessera.recipes.clips.given import latents_of
@@ -82,11 +82,19 @@ def sketch_ids(request: Request, data: VideoDataConfig, tokenizer: Any, device: 
 
 def first_strokes(sketch: Footage, total: int, data: VideoDataConfig) -> dict[int, Pixels]:
     """Frame by frame those of a clip of so many, however fast the sketch is shown. Pictures in a folder have the places that
-    their numbers say, counted from the lowest."""
+    their numbers say, counted from the lowest. One behind the clip is refused, but where every frame before it is there: such a
+    folder is a longer clip."""
     places = list(range(total))
     if isinstance(sketch, (str, Path)) and Path(sketch).is_dir():
         with readable():
-            places = [place for place in frame_numbers(sketch) if place < total]
+            files, numbers = frame_files(sketch), frame_numbers(sketch)
+        places = [place for place in numbers if place < total]
+        if len(places) < min(len(numbers), total):
+            place = numbers[len(places)]
+            raise UserError(
+                f"{files[len(places)]} is for frame {place} of the sketch, by its number, and the clip has {counted(total)}: "
+                f"0 to {total - 1}; ask for more (--frames {place + 1}), leave it out, or renumber the pictures one by one"
+            )
     every = data.model_copy(update={"fps": None, "stride": 1})
     return dict(zip(places, prepare(sketch, every, most=len(places)).frames, strict=False))
 

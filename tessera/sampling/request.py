@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -113,6 +113,8 @@ def make_request(
     if mask is not None and outpaint:
         raise UserError("mask and outpaint both say where something new is drawn; give one of them")
     refuse_odd_way(given, at, n)
+    if isinstance(sketch, (Mapping, tuple)):
+        refuse_no_frames("sketch", sketch)
     story = checked_scenes(scenes)
     decided = decide(options, [*changes, *lengths_of(story, options, changes)])
     if negative is not None and not pulls(decided):
@@ -121,7 +123,7 @@ def make_request(
         prompts=tuple(prompts), options=decided, n=n, seed=seed, negative=negative, image=image, mask=mask,
         towards=towards, at=at, mesh=mesh, outpaint=checked_sides(outpaint or {}), scenes=story,
         keyframes=checked_places("keyframes", keyframes),
-        sketch=(checked_places("sketch", sketch) or None) if isinstance(sketch, (Mapping, tuple)) else sketch,
+        sketch=checked_places("sketch", sketch) if isinstance(sketch, (Mapping, tuple)) else sketch,
     )  # fmt: skip
 
 
@@ -204,6 +206,12 @@ def checked_places(key: str, given: Mapping[int, Any] | Sequence[tuple[int, Any]
     return tuple(pairs)
 
 
+def refuse_no_frames(key: str, given: Sized, where: str = "") -> None:
+    """Who gives an empty list of frames does not expect a clip that is drawn without any."""
+    if not len(given):
+        raise UserError(f"{where}{key} has no frames; give one or more, each with its place, or leave {key} out")
+
+
 def checked_sides(outpaint: Mapping[str, Any]) -> dict[str, float]:
     """Side -> share of the new picture; opposite sides together leave something of the old one."""
     for side, share in outpaint.items():
@@ -237,6 +245,8 @@ def read_request(path: Path) -> dict[str, Any]:
             raise UserError(f"{layer.origins[f'{name}.{index}']}: {name} has {prompt!r}; expected text, in quotes if need be")
     lists = {key: values[key] for key in ("scenes", "keyframes", "sketch") if isinstance(values.get(key), list)}
     for key, items in lists.items():
+        if key != "scenes":
+            refuse_no_frames(key, items, f"{layer.origins[key]}: ")
         for index, item in enumerate(items):
             refuse_other_parts(item, SCENE_KINDS if key == "scenes" else KEYFRAME_KINDS, layer.origins, f"{key}.{index}")
     changes = [Layer({"sample": values["sample"]}, layer.origins)] if "sample" in values else []

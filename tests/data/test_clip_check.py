@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from tessera.cli.app import app
@@ -17,7 +18,7 @@ from tessera.data.check import check_folder, main_kind
 from tessera.data.clip_check import ClipReport, length_histogram
 from tessera.data.folders import list_folder
 from tessera.media.clip_files import encode_mp4
-from tessera.media.clips import Clip
+from tessera.media.clips import Clip, inspect_clip, read_clip
 from tests.data.clip_makers import noise, save_apng, save_frames, save_gif
 
 
@@ -103,6 +104,15 @@ def test_clips_that_are_odd_are_told(tmp_path: Path) -> None:
     report = report_of(tmp_path)
     odd = {each.path for each in report.odd} | {each.path for each in report.rejects}
     assert odd == {"cut.apng"}
+
+
+def test_two_pictures_of_one_number_are_two_frames(tmp_path: Path) -> None:
+    """The check sees what training reads."""
+    for name, frame in zip(("1.png", "01.png", "2.png", "5.png"), noise(0, 4), strict=True):
+        Image.fromarray(frame).save(tmp_path / name)
+    clip, found = read_clip(tmp_path, lambda facts: range(facts.num_frames)), inspect_clip(tmp_path)
+    assert len(clip.frames) == found.facts.num_frames == 4
+    assert found.odd == ("2 numbers are missing between the first and the last picture",)
 
 
 def test_an_unknown_kind(folder: Path) -> None:

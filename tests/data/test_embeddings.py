@@ -18,8 +18,10 @@ from tessera.config import (
     TarEmbeddingsConfig,
     UserError,
 )
+from tessera.data import embedding_files
+from tessera.data.embedding_files import Rows
 from tessera.data.embedding_opening import open_embeddings
-from tessera.data.embeddings import Embeddings, Missing
+from tessera.data.embeddings import Absent, Embeddings, Missing
 from tessera.data.opening import open_source
 from tessera.data.shards import TarShards
 from tests.data.shard_makers import encoded, pack
@@ -204,6 +206,31 @@ def test_rows_behind_the_last_name_are_zeros_or_nobody_s(tmp_path: Path) -> None
     array[3] = 0
     np.save(path, array)
     check(open_embeddings(shards_config(path.parent), source), {}, keys)
+
+
+def test_empty_rows_are_looked_for_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As row by row, wherever blocks end; one opening a file."""
+    monkeypatch.setattr(embedding_files, "BLOCK_ROWS", 3)
+    path, array = tmp_path / "a.npy", np.zeros((11, WIDTH), np.float32)
+    for last in (None, 0, 2, 3, 6, 10):
+        array[:] = 0
+        if last is not None:
+            array[last, -1] = np.nan if last == 6 else 1
+        np.save(path, array)
+        rows = Rows.open(path)
+        for start in range(12):
+            assert rows.empty_from(start) == (not any(rows.read(row).any() for row in range(start, 11)))
+    np.save(path, np.zeros((11, WIDTH), np.float32))
+    rows = Rows.open(path)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(Absent, match=r"a\.npy was cut since it was opened"):
+        rows.empty_from(5)
+    path.unlink()
+    with pytest.raises(Absent, match=r"a\.npy cannot be read \(no such file"):
+        rows.empty_from(5)
+    np.save(path, np.zeros((11, 0), np.float32))
+    with pytest.raises(Absent, match=r"holds float32 of shape \(11, 0\), expected floats by rows"):
+        Rows.open(path)
 
 
 def test_packed_rows_are_not_taken_for_numbered_ones(tmp_path: Path) -> None:

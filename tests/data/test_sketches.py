@@ -264,9 +264,13 @@ def test_a_sketch_that_cannot_be_read_leaves_its_clip_out(folder: Path, tmp_path
     (folder / "a.sketch.PNG").write_bytes(b"no picture")
     np.save(folder / "nested/array.sketch.npy", np.zeros((9, 8), np.uint8))
     (folder / "folder.sketch/004.png").unlink()
+    save_apng(folder / "twice.png", noise(17, 9))
+    save_frames(folder / "twice.sketch", noise(18, 9), "{:03d}.png")
+    save_frames(folder / "twice.sketch", noise(19, 1), "{}.png", first=4)
     feed = feed_of(folder, tmp_path, sketch="files", corrupt_budget=1.0)
     cache = cached(feed)
-    assert set(cache.faults) == {"a", "folder", "nested/array"}
+    assert set(cache.faults) == {"a", "folder", "nested/array", "twice"}
+    assert "twice.sketch: 4.png has the number of another picture" in cache.faults["twice"]
     assert "folder.sketch: numbers are missing between its pictures: 1; expected one for every" in cache.faults["folder"]
     assert "a.sketch.PNG" in cache.faults["a"]
     assert "uint8 shaped (9, 8)" in cache.faults["nested/array"]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tessera import pipeline
+from tessera.data.synth.digits import write_digits
 from tessera.data.synth.shapes import write_shapes
 from tests.cascade import settings
 from tests.nn.public_nets import write_lpips
@@ -19,10 +20,10 @@ from tests.small import generated, pictures
 __all__ = ["generated", "pictures"]
 
 
-def judged(run: Path, data: Path, folder: Path, ranks: int, *more: str) -> dict[str, Any]:
+def judged(run: Path, data: Path, folder: Path, ranks: int, *more: str, n: int = 70) -> dict[str, Any]:
     """The report that was printed, once, and written."""
     sets = ["evaluate.fit_steps=2", "evaluate.resamples=2", "evaluate.train_samples=40", f"data.path={data}", *more]
-    command = ["evaluate", str(run), "--n", "70", "--json", "--set", *sets]
+    command = ["evaluate", str(run), "--n", str(n), "--json", "--set", *sets]
     with start(command, folder, ranks=ranks, CUDA_VISIBLE_DEVICES="") as running:
         output = check(running.wait()).output
     printed: dict[str, Any] = json.loads(output[output.index("{\n") :])  # messages come before it; a second one would be no JSON
@@ -39,6 +40,20 @@ def test_two_ranks_report_of_a_cascade_what_one_does(tmp_path: Path) -> None:
     one, two = (judged(run, tmp_path / "data", tmp_path, ranks) for ranks in (1, 2))
     assert one == two
     assert "reconstruction" in one["oracle"]["rows"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["masked", "autoregressive"])
+def test_two_ranks_report_of_clips_what_one_does(kind: str, tmp_path: Path) -> None:
+    write_digits(tmp_path / "data", 120, 0, image_size=32, frames=5)
+    sets = ["data.frames=5", "data.validation_fraction=0.3", "tokenizer.model.widths=[8, 8, 8]", "sample.chunk=8"]
+    sets += [f"base.model.kind={kind}", "base.model.width=32", "base.model.depth=1"]
+    config = pipeline.resolve("nuwa", preset="tiny", data=str(tmp_path / "data"), steps=2, sets=sets)
+    run = pipeline.train(config, run=tmp_path / "run")
+    one, two = (judged(run, tmp_path / "data", tmp_path, ranks, "evaluate.stories=3", n=20) for ranks in (1, 2))
+    assert one == two
+    assert {"samples", "reconstruction", "still", "real"} <= one["oracle"]["rows"].keys()
+    assert one["oracle"]["n"] == 15
 
 
 def test_two_ranks_report_what_one_does(generated: Path, tmp_path: Path) -> None:

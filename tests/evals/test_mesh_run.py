@@ -6,13 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tessera import pipeline
 from tessera.config import UserError
+from tessera.data.canonical import quantise
 from tessera.data.synth.furniture import write_furniture
 from tessera.evals.lines import lines
-from tessera.evals.mesh_run import in_faces
+from tessera.evals.mesh_material import load_meshes
+from tessera.evals.mesh_run import in_faces, in_quads
 from tessera.evals.run import evaluate_run
 
 QUICK = ("evaluate.points=64",)
@@ -95,10 +98,34 @@ def test_a_graph_tokenizer_alone_is_judged_by_what_it_keeps(data: Path, tmp_path
     assert any("no generator is trained" in note for note in report["notes"])
 
 
+def test_bits_of_quads_are_not_called_bits_of_faces(data: Path, tmp_path: Path) -> None:
+    run = train(data, tmp_path / "run", GRAPH.replace("{coord", "{corners: 4, coord"))
+    report = evaluate_run(run, n=3, sets=QUICK, device="cpu")[0].report
+    loss = report["loss"]
+    assert "bits_of_face_1" not in loss
+    assert loss["bits_of_quad_1"] > 0
+    config = pipeline.resolve("meshgpt", preset="tiny", data=str(data), sets=SETS)
+    held_out = load_meshes(config.data, most_train=1, most_held_out=6, seed=0).held_out
+    shown = [len(quantise(mesh, 32)) for mesh in held_out.meshes]
+    assert loss["bits_per_face"] == pytest.approx(loss["bits_per_mesh"] / np.mean(shown))
+    assert loss["bits_per_quad"] > loss["bits_per_face"], "of furniture most quads are two triangles"
+
+
 def test_groups_are_faces() -> None:
     assert in_faces({"loss": 1.0, "bits_per_group": 2.0, "bits_per_sample": 3.0, "bits_of_group_8": 4.0}) == {
         "loss": 1.0,
         "bits_per_face": 2.0,
         "bits_per_mesh": 3.0,
         "bits_of_face_8": 4.0,
+    }
+
+
+def test_groups_may_be_quads() -> None:
+    """Of 30 bits a mesh and 12 triangles."""
+    assert in_quads({"loss": 1.0, "bits_per_group": 5.0, "bits_per_sample": 30.0, "bits_of_group_1": 4.0}, 12.0) == {
+        "loss": 1.0,
+        "bits_per_quad": 5.0,
+        "bits_per_mesh": 30.0,
+        "bits_of_quad_1": 4.0,
+        "bits_per_face": 2.5,
     }

@@ -283,6 +283,10 @@ def test_no_clip_is_no_call(session: Session) -> None:
         ),
         ("prompt: a\nkeyframes:\n- {frame: 0}", "line 3: keyframes.0 has no image; expected the name of a file"),
         ("prompt: a\nkeyframes:\n- {frame: 0, image: 3}", "line 3: keyframes.0.image is 3; expected the name of a file"),
+        (
+            "prompt: a\nkeyframes: []",
+            "line 2: keyframes has no frames; give one or more, each with its place, or leave keyframes out",
+        ),
         ("prompt: a\nframes: 20", "a request has no 'frames'; write it below sample: {frames: 20}"),
     ],
 )

@@ -15,6 +15,7 @@ from tessera.config import UserError
 from tessera.contracts import Chunk
 from tessera.media.clip_files import encode_mp4
 from tessera.media.clips import Clip
+from tessera.sampling.clips import first_strokes
 from tessera.sampling.export import recipe_of
 from tessera.sampling.request import make_request, read_request
 from tessera.sampling.session import Session
@@ -90,7 +91,7 @@ def test_strokes_are_taken_frame_by_frame(tmp_path: Path, data: dict[str, Any]) 
     ("names", "latents"),
     [
         (["3.png", "4.png", "7.png"], {0: 30, 2: 70}), (["a_001.png", "a_003.png"], {0: 10, 1: 30}),
-        (["8.png", "9.png", "10.png", "20.png"], {0: 80, 1: 95}), (["x.png", "y.png", "z.png"], {0: 0, 1: 0}),
+        (["8.png", "9.png", "10.png"], {0: 80, 1: 95}), (["x.png", "y.png", "z.png"], {0: 0, 1: 0}),
     ],
 )  # fmt: skip
 def test_pictures_of_a_folder_lie_where_their_numbers_say(tmp_path: Path, names: list[str], latents: dict[int, int]) -> None:
@@ -103,6 +104,24 @@ def test_pictures_of_a_folder_lie_where_their_numbers_say(tmp_path: Path, names:
     chunk = chunks(drawer)[-1]
     assert chunk.sketch is not None
     assert {latent: int(chunk.sketch[0, latent, 0, 0]) for latent in there(chunk)} == pytest.approx(latents, abs=1)
+
+
+def test_a_folder_may_be_longer_than_the_clip_but_no_single_picture_lies_behind_it(tmp_path: Path) -> None:
+    drawer = clip_session(tmp_path / "run", sketch="files")
+    film, single, both = (tmp_path / name for name in ("film", "single", "both"))
+    for folder, places in ((film, [0, 1, 2, 3, 4, 5, 6, 9]), (single, [0, 10, 20, 30, 40]), (both, [0, 1, 2, 4, 5])):
+        folder.mkdir()
+        for place in places:
+            Image.fromarray(grey(place)).save(folder / f"{place:03d}.png")
+    drawer.sample("up", sketch=film)
+    assert there(chunks(drawer)[-1]) == [0, 1, 2]
+    assert max(first_strokes(film, 5, drawer.config.data)) == 4
+    for folder, name, place in ((single, "010.png", 10), (both, "005.png", 5)):
+        said = f"{name} is for frame {place} of the sketch, by its number, and the clip has 5 frames: 0 to 4; ask for more "
+        with pytest.raises(UserError, match=re.escape(f"{said}(--frames {place + 1})")):
+            drawer.sample("up", sketch=folder)
+    drawer.sample("up", sketch=both, frames=6)
+    assert chunks(drawer)[-1].sketch is not None
 
 
 @pytest.mark.parametrize(
@@ -146,6 +165,7 @@ def test_a_request_s_file_names_a_sketch(tmp_path: Path) -> None:
     ("sketch", "said"),
     [
         ("3", "line 1: sketch is 3; expected the name of a file, or a list of frames"),
+        ("[]", "line 1: sketch has no frames; give one or more, each with its place, or leave sketch out"),
         ("[a.png]", "line 1: sketch.0 is 'a.png'; expected frame, image"),
         ("[{frame: first, image: a.png}]", "line 1: sketch.0.frame is 'first'; expected a whole number"),
         ("[{frame: 0}]", "line 1: sketch.0 has no image; expected the name of a file"),
@@ -170,6 +190,8 @@ def test_what_is_refused(session: Session, tmp_path: Path) -> None:
         (tmp_path / "twice", r"twice: 1\.png has the number of another picture"),
         (np.zeros((5, 16, 16, 3)), "a clip is float64 shaped"),
         ([grey(0)], "a clip is a list; expected a file"),
+        ({}, "sketch has no frames; give one or more, each with its place, or leave sketch out"),
+        ((), "sketch has no frames; give one or more"),
         ({5: grey(0)}, "a sketch is for frame 5, and the clip has 5 frames: 0 to 4"),
         ({4: grey(0), -1: grey(1)}, "frame 4 of 5 is given twice, once by the sketch -1"),
         ({"0": grey(0)}, "sketch has the place '0'; expected whole numbers"),
