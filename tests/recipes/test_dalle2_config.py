@@ -10,14 +10,19 @@ import torch
 
 from tessera import pipeline
 from tessera.batches import PairBatch, TextStates
-from tessera.config import UserError
+from tessera.config import Layer, UserError, build, dump_yaml
 from tessera.contracts import Context, Train
 from tessera.data.opening import open_source
 from tessera.data.synth.shapes import write_shapes
 from tessera.recipes.dalle2.config import Dalle2Config
+from tessera.recipes.dalle2.idle import refuse_idle
 from tessera.recipes.dalle2.nets import read_prior, sampler_of
-from tessera.recipes.dalle2.presets import tiny
+from tessera.recipes.dalle2.presets import PRESETS, tiny
 from tessera.recipes.dalle2.stages import settle, steps
+from tessera.rehearsal import dry_run
+from tessera.sampling.request import make_request
+from tessera.sampling.session import load
+from tessera.sampling.stored import read_run
 
 
 def resolved(*sets: str) -> Dalle2Config:
@@ -78,6 +83,20 @@ def step(config: Dalle2Config, name: str) -> Train:
         (["base.latent={}"], "base.latent.path"),
         (["prior.process={kind: ddpm, learned_variance: true}"], "learned_variance is for pictures"),
         (["sample.guidance_levels=[3, -3]"], "the lower one comes first"),
+    ],
+)
+def test_what_cannot_be_is_refused(sets: list[str], told: str) -> None:
+    with pytest.raises(UserError) as error:
+        resolved(*sets)
+    assert told in str(error.value)
+
+
+NO_TEXT = ["text={kind: none}", "embeddings={kind: tars}"]
+
+
+@pytest.mark.parametrize(
+    ("sets", "told"),
+    [
         (
             ["data.views=4"],
             "data.views 4 would change nothing: pictures are read as they are, not as tokens; leave it out (it is 8)",
@@ -99,22 +118,92 @@ def step(config: Dalle2Config, name: str) -> Train:
             ["upsampler1.process={kind: ddpm, learned_variance: true}", "sample.sampler=ancestral"],
             "for the sampler ancestral, and sample.upsampler.sampler is dpm",
         ),
-        (["sample.prior.resample_times=2"], "sample.prior (--set): resample_times 2 would change nothing: base alone"),
-        (["sample.upsampler.resample_times=2"], "sample.upsampler (--set): resample_times 2 would change nothing"),
-        (["sample.percentile=0.9"], "percentile 0.9 is for the threshold dynamic, not for static; set it to 0.995, or"),
+        (["sample.prior.resample_times=2"], "sample.prior.resample_times 2 would change nothing: base alone"),
+        (["sample.upsampler.resample_times=2"], "sample.upsampler.resample_times 2 would change nothing"),
+        (["sample.percentile=0.9"], "percentile 0.9 would change nothing: it is for the threshold dynamic"),
+        (["sample.upsampler.percentile=0.9"], "sample.upsampler.percentile 0.9 would change nothing"),
+        (["sample.upsampler.guidance=3"], "sample.upsampler.guidance 3.0 would change nothing: it pulls towards"),
+        (["upsampler1=null", "sample.upsampler.guidance=3"], "sample.upsampler.guidance 3.0 would change nothing"),
+        (["sample.start=upsampler3"], "sample.start=upsampler3: drawing can start at prior, upsampler1, which are the stages of"),
+        ([*NO_TEXT, "base.loss.text_dropout_prob=0"], "base.loss.text_dropout_prob 0.0 would change nothing: text.kind=none"),
+        ([*NO_TEXT, "prior.loss.text_dropout_prob=0"], "prior.loss.text_dropout_prob 0.0 would change nothing"),
+        ([*NO_TEXT, "sample.guidance=5"], "sample.guidance 5.0 would change nothing: text.kind=none has no captions to pull to"),
+        ([*NO_TEXT, "sample.prior.guidance=5"], "sample.prior.guidance 5.0 would change nothing"),
+        (["embeddings={kind: tars}", "sample.prior.candidates=3"], "sample.prior.candidates 3 would change nothing: embed"),
     ],
 )
-def test_what_cannot_be_is_refused(sets: list[str], told: str) -> None:
+def test_what_would_do_nothing_is_refused_where_a_run_is_made(sets: list[str], told: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
-        resolved(*sets)
+        pipeline.train(resolved(*sets), run=tmp_path / "run")
     assert told in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_rehearsal_refuses_what_training_would() -> None:
+    with pytest.raises(UserError, match=r"data\.views 4 would change nothing"):
+        dry_run(resolved("data.views=4"))
+
+
+def test_values_of_presets_and_defaults_are_taken_where_they_do_nothing() -> None:
+    for preset in PRESETS:
+        for sets in ([], NO_TEXT, ["embeddings={kind: tars}"], ["upsampler1=null", "upsampler2=null"]):
+            refuse_idle(pipeline.resolve("dalle2", preset=preset, sets=sets))
+
+
+def test_latents_have_no_limits_of_pixels() -> None:
+    for set_, told in (("threshold=dynamic", "sample.threshold dynamic"), ("percentile=0.9", "sample.percentile 0.9")):
+        with pytest.raises(UserError, match=f"{told} would change nothing"):
+            refuse_idle(resolved("base.latent={path: elsewhere/tokenizer}", f"sample.{set_}"))
+
+
+OLD = (
+    "base.process={kind: ddpm, learned_variance: true}", "upsampler1.loss.bound_weight=1", "sample.percentile=0.9",
+    "sample.upsampler.resample_times=2", "data.views=4",
+)  # fmt: skip
+
+
+def test_a_run_that_is_there_opens_whatever_is_refused_since(tmp_path: Path) -> None:
+    """Its config was valid once: dpm with a learned variance, and values that did nothing."""
+    write_shapes(tmp_path / "data", 12, 0, image_size=32)
+    small = ["engine.device=cpu", "upsampler1={batch_size: 2, steps: 1}", f"data.path={tmp_path / 'data'}"]
+    run = pipeline.train(resolved(*small), run=tmp_path / "run", stage="upsampler1")
+    with pytest.raises(UserError, match="would change nothing"):
+        pipeline.train(resolved(*small, *OLD), run=tmp_path / "other")
+    (run / "config.yaml").write_text(dump_yaml(resolved(*small, *OLD)))
+    recipe, saved = read_run(run)
+    old = build(recipe.config_type, [saved])
+    assert (old.base.learned_variance, old.sample.sampler, old.sample.percentile) == (True, "dpm", 0.9)
+    assert load(run, device="cpu").config.sample.upsampler.resample_times == 2
+    pipeline.resume(run, sets=["upsampler1.steps=2", "sample.steps=5"], stage="upsampler1")
+    again = load(run, device="cpu")
+    assert (again.steps, again.config.sample.steps, again.config.upsampler1.loss.bound_weight) == ({"upsampler1": 2}, 5, 1)
+    pipeline.resume(run, sets=["sample.sampler=ancestral", "sample.percentile=0.995"], stage="upsampler1")
+    assert load(run, device="cpu").config.sample.sampler == "ancestral"
+
+
+def test_a_call_names_what_it_changes_and_nothing_else() -> None:
+    """A run's percentile stays where a call takes another threshold."""
+    options = resolved("sample.threshold=dynamic", "sample.percentile=0.9").sample
+    asked = make_request(options, ["a"], changes=[Layer.of({"sample": {"threshold": "static"}}, "--set")]).options
+    assert (asked.threshold, asked.percentile) == ("static", 0.9)
+
+
+def test_what_is_written_of_a_call_is_what_draws() -> None:
+    config = resolved("sample.start=upsampler1")
+    assert set(config.sample.model_dump()) == {"upsampler", "start", "chunk", "compile"}
+    whole = config.model_dump(mode="json")["sample"]
+    assert whole == {**resolved().sample.model_dump(mode="json"), "start": "upsampler1"}
+    assert build(Dalle2Config, [Layer.of(config.model_dump(mode="json"), "a manifest")]) == config
 
 
 def test_what_changes_something_is_taken() -> None:
     config = resolved("upsampler1.text=true", "upsampler1.loss.text_dropout_prob=0", "base.loss.embedding_dropout_prob=0")
     assert config.upsamplers["upsampler1"].loss.text_dropout_prob == config.base.loss.embedding_dropout_prob == 0
     learned = ["base.process={kind: ddpm, learned_variance: true}", "base.loss.bound_weight=1", "sample.sampler=ancestral"]
-    assert resolved(*learned, "sample.threshold=dynamic", "sample.percentile=0.9").base.loss.bound_weight == 1
+    other = resolved(*learned, "sample.threshold=dynamic", "sample.percentile=0.9")
+    assert other.base.loss.bound_weight == 1
+    for each in (config, other, resolved("upsampler1.text=true", "sample.upsampler.guidance=3")):
+        refuse_idle(each)
 
 
 def test_stages_follow_from_the_config() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 
+from tessera import pipeline
 from tessera.batches import PairBatch, TextStates
 from tessera.config import UserError
 from tessera.contracts import Chunk, Context
@@ -16,7 +19,7 @@ from tessera.recipes.dalle2.config import UpsamplerConfig
 from tessera.recipes.dalle2.drawing import Painter
 from tessera.recipes.dalle2.nets import read_upsampler, upsampler_nets
 from tessera.sampling.serve import draw_to_files
-from tessera.sampling.session import Session
+from tessera.sampling.session import Session, load
 from tests.recipes.test_dalle2_drawing import photo, run, session, workshop
 
 __all__ = ["photo", "run", "session", "workshop"]
@@ -50,6 +53,27 @@ def test_a_picture_that_is_made_smaller_before_it_is_enlarged(run: Path, photo: 
     wanted = f"; {tmp_path / 'wide.png'} is 24 x 40 px, and was made smaller first: what is enlarged is 16 px"
     assert told("wide", start) == wanted
     assert told("fits", start) == told("low", start) == told("wide") == ""
+
+
+def test_the_json_of_an_enlarged_picture_draws_it_again_whatever_the_run_says_since(
+    run: Path, photo: Image.Image, tmp_path: Path
+) -> None:
+    mine = Path(shutil.copytree(run, tmp_path / "mine"))
+    photo.save(tmp_path / "photo.png")
+
+    def drawn(folder: str, *sets: str, request: Path | None = None) -> bytes:
+        named = {"image": tmp_path / "photo.png"} if request is None else {}
+        prompts = [""] if request is None else []
+        made = draw_to_files(mine, prompts, request_file=request, named=named, flags={}, sets=sets, out=tmp_path / folder)
+        return made.samples[0].path.read_bytes()
+
+    first, written = drawn("first", "sample.start=upsampler1"), tmp_path / "first" / "0.json"
+    assert set(json.loads(written.read_text())["sample"]) == {"upsampler", "start", "chunk", "compile"}
+    pipeline.resume(mine, sets=["sample.steps=4", "sample.prior.steps=3", "sample.guidance=5", "sample.upsampler.steps=3"])
+    assert load(mine, device="cpu").config.sample.steps == 4
+    assert drawn("again", request=written) == first
+    with pytest.raises(UserError, match="=7 is not for upsampler1"):
+        drawn("other", "sample.start=upsampler1", "sample.steps=7")
 
 
 def ramps(num: int, height: int, width: int) -> torch.Tensor:

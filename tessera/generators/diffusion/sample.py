@@ -50,14 +50,9 @@ class SamplerConfig(Config):
     """In inpainting: how often each step is made, so that what is new and what is known agree."""
 
     @model_validator(mode="after")
-    def _nothing_idle(self) -> SamplerConfig:
+    def _eta(self) -> SamplerConfig:
         if self.eta and self.sampler != "ddim":
             raise ValueError(f"eta {self.eta} is for the sampler ddim, not for {self.sampler}; set it to 0, or sampler to ddim")
-        if self.percentile != (usual := SamplerConfig.model_fields["percentile"].default) and self.threshold != "dynamic":
-            raise ValueError(
-                f"percentile {self.percentile} is for the threshold dynamic, not for {self.threshold}; set it to {usual}, or "
-                f"threshold to dynamic"
-            )
         return self
 
 

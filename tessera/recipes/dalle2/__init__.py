@@ -4,7 +4,7 @@ from tessera.contracts import Recipe
 from tessera.recipes.dalle2.config import Dalle2Config
 from tessera.recipes.dalle2.drawing import Painter
 from tessera.recipes.dalle2.elsewhere import adopt
-from tessera.recipes.dalle2.presets import base, large, small, tiny
+from tessera.recipes.dalle2.presets import PRESETS
 from tessera.recipes.dalle2.stages import settle, steps
 
 DALLE2 = Recipe(
@@ -12,7 +12,7 @@ DALLE2 = Recipe(
     medium="picture",
     summary="text to image: diffusion of an embedding, then of a small picture, then of larger ones",
     config_type=Dalle2Config,
-    presets={"tiny": tiny, "small": small, "base": base, "large": large},
+    presets=PRESETS,
     steps=steps,
     adopt=adopt,
     settle=settle,

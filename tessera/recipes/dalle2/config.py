@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_serializer, model_serializer, model_validator
 
 from tessera.config import (
     Config,
@@ -18,6 +18,7 @@ from tessera.config import (
     TarEmbeddingsConfig,
     UserError,
 )
+from tessera.config.base import plain
 from tessera.generators.diffusion.degrade import Degradation, NoiseConfig
 from tessera.generators.diffusion.denoisers import Denoiser
 from tessera.generators.diffusion.guidance import GuidanceConfig
@@ -108,23 +109,7 @@ class UpsamplerConfig(CascadeStageConfig):
     """Tell it the caption, too: its mean everywhere, its words in the middle, and at the levels of its model's `cross`."""
 
 
-def refuse_idle(section: Config, path: str, name: str, reason: str) -> None:
-    """An option that has no effect where its section stands: only its default is taken."""
-    value, default = getattr(section, name), type(section).model_fields[name].default
-    if value != default:
-        raise ValueError(f"{path}{'.' * bool(path)}{name} {value} would change nothing: {reason}; leave it out (it is {default})")
-
-
-class WholeSamplerConfig(SamplerConfig):
-    """How a denoiser draws that never draws to fit what is known."""
-
-    @model_validator(mode="after")
-    def _never_inpaints(self) -> WholeSamplerConfig:
-        refuse_idle(self, "", "resample_times", "base alone draws to fit what is known (sample.resample_times)")
-        return self
-
-
-class PriorSampleConfig(WholeSamplerConfig):
+class PriorSampleConfig(SamplerConfig):
     """How embeddings are drawn."""
 
     steps: int = Field(16, ge=1)
@@ -143,7 +128,7 @@ class PriorSampleConfig(WholeSamplerConfig):
         return guided(self, GuidanceConfig(text=self.guidance))
 
 
-class UpsamplerSampleConfig(WholeSamplerConfig):
+class UpsamplerSampleConfig(SamplerConfig):
     """How upsamplers draw."""
 
     steps: int = Field(16, ge=1)
@@ -155,6 +140,9 @@ class UpsamplerSampleConfig(WholeSamplerConfig):
     def complete(self) -> DiffusionSampleConfig:
         """As the sampler takes it."""
         return guided(self, GuidanceConfig(text=self.guidance))
+
+
+OF_UPSAMPLERS = ("upsampler", "start", "chunk", "compile")  # keys of the section below; others are for prior and base
 
 
 class Dalle2SampleConfig(SamplerConfig):
@@ -182,6 +170,12 @@ class Dalle2SampleConfig(SamplerConfig):
         if self.guidance_levels is not None and self.guidance_levels[0] > self.guidance_levels[1]:
             raise ValueError(f"guidance_levels {list(self.guidance_levels)}: the lower one comes first")
         return self
+
+    @model_serializer(mode="wrap")
+    def _drawing(self, values: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Of a call that starts at an upsampler what is for upsamplers: the JSON beside a picture names what drew it."""
+        kept = type(self).model_fields.keys() if self.start == "prior" else OF_UPSAMPLERS
+        return {name: value for name, value in values(self).items() if name in kept}
 
     @property
     def complete(self) -> DiffusionSampleConfig:
@@ -239,6 +233,11 @@ class Dalle2Config(Config):
     evaluate: EvaluateConfig = EvaluateConfig()
     """How the trained model is judged."""
 
+    @field_serializer("sample")
+    def _whole(self, sample: Dalle2SampleConfig) -> dict[str, Any]:
+        """A run's section is complete, wherever its calls start."""
+        return dict(plain(sample))
+
     @model_validator(mode="before")
     @classmethod
     def _few_upsamplers(cls, data: Any) -> Any:
@@ -258,30 +257,6 @@ class Dalle2Config(Config):
         if self.prior.learned_variance:
             raise ValueError("prior.process.learned_variance is for pictures; an embedding has none: set it to false")
         return self
-
-    @model_validator(mode="after")
-    def _nothing_idle(self) -> Dalle2Config:
-        refuse_idle(self.data, "data", "views", "pictures are read as they are, not as tokens")
-        refuse_idle(self.prior.loss, "prior.loss", "embedding_dropout_prob", "the prior draws the embedding, and is told none")
-        refuse_idle(self.prior.loss, "prior.loss", "bound_weight", "an embedding has no learned variance")
-        self._no_idle_variance("base", self.base, "sample", self.sample)
-        for name, stage in self.upsamplers.items():
-            self._no_idle_variance(name, stage, "sample.upsampler", self.sample.upsampler)
-            refuse_idle(stage.loss, f"{name}.loss", "embedding_dropout_prob", "upsamplers are told no embedding")
-            if not stage.text:
-                refuse_idle(stage.loss, f"{name}.loss", "text_dropout_prob", f"{name}.text=false tells it none")
-        return self
-
-    @staticmethod
-    def _no_idle_variance(name: str, stage: DiffusionStageConfig, place: str, options: SamplerConfig) -> None:
-        """A variance is learned by the bound, and used by one sampler."""
-        if not stage.learned_variance:
-            refuse_idle(stage.loss, f"{name}.loss", "bound_weight", f"{name}.process has no learned variance")
-        elif options.sampler != "ancestral":
-            raise ValueError(
-                f"{name}.process.learned_variance is for the sampler ancestral, and {place}.sampler is {options.sampler}; set it "
-                f"to ancestral (another may be asked for in a call), or learned_variance to false"
-            )
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Dalle2Config:

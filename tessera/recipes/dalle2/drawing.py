@@ -24,7 +24,13 @@ from tessera.media.images import to_picture
 from tessera.nn.attention import EncoderBlock
 from tessera.randomness import mix_tensors
 from tessera.recipes.captions import Prompts
-from tessera.recipes.dalle2.config import Dalle2Config, Dalle2SampleConfig, PriorSampleConfig, UpsamplerSampleConfig
+from tessera.recipes.dalle2.config import (
+    OF_UPSAMPLERS,
+    Dalle2Config,
+    Dalle2SampleConfig,
+    PriorSampleConfig,
+    UpsamplerSampleConfig,
+)
 from tessera.recipes.dalle2.embeddings import Sphere, between
 from tessera.recipes.dalle2.latent import from_canvas, to_canvas
 from tessera.recipes.dalle2.nets import imagined, read_base, recalls, sampler_of, told_base, told_prior, told_upsampler
@@ -32,7 +38,7 @@ from tessera.recipes.pictures import at_size, covered, covered_cells, pictures
 from tessera.recipes.precision import full_precision
 
 LOSS_CHUNK = 64  # pictures
-OF_OTHERS = [name for name in Dalle2SampleConfig.model_fields if name not in ("upsampler", "start", "chunk", "compile")]
+OF_OTHERS = [name for name in Dalle2SampleConfig.model_fields if name not in OF_UPSAMPLERS]
 
 
 class Painter:
@@ -102,6 +108,7 @@ class Painter:
         """b c h w in [-1, 1]."""
         options = chunk.options
         assert isinstance(options, Dalle2SampleConfig)
+        self.refuse_idle_repeats(options)
         if options.compile and not self._compiled:
             self.compile()
         start = self.start(options)
@@ -133,7 +140,7 @@ class Painter:
         return chunk.pictures
 
     def refuse_other_stages(self, start: str, options: Dalle2SampleConfig) -> None:
-        """Values of this call for prior and base, which do not draw where an upsampler starts."""
+        """Values of this call for prior and base, which do not draw where an upsampler starts. The JSON of a picture has none."""
         for name in OF_OTHERS:
             if (value := getattr(options, name)) != getattr(self.config.sample, name):
                 shown = "" if isinstance(value, Config) else f"={value}"
@@ -218,6 +225,16 @@ class Painter:
             condition = told_upsampler(stage, images, size, own, states)
             images = sampler((images.shape[1], *size), condition, own, negative)
         return images
+
+    def refuse_idle_repeats(self, options: Dalle2SampleConfig) -> None:
+        """Values of this call that nothing would follow."""
+        known = self.config.sample
+        for name, asked, there in (("prior", options.prior, known.prior), ("upsampler", options.upsampler, known.upsampler)):
+            if asked.resample_times != there.resample_times:
+                raise UserError(
+                    f"sample.{name}.resample_times={asked.resample_times} would change nothing: base alone draws to fit what is "
+                    f"known (sample.resample_times); leave it out"
+                )
 
     def refuse_idle_guidance(self, upsamplers: Sequence[str], options: Dalle2SampleConfig) -> None:
         """A pull that nothing would follow. An upsampler that is not trained yet will."""

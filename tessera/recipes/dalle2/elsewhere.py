@@ -8,6 +8,7 @@ from typing import Any
 
 from tessera.config import ImageDataConfig, Layer, UserError, build, layer_of
 from tessera.recipes.dalle2.config import UPSAMPLERS, Dalle2Config, TrainedPairConfig, UpsamplerConfig
+from tessera.recipes.dalle2.idle import refuse_idle
 from tessera.recipes.needs import refuse_other_channels
 from tessera.tokenizers.image.model import ImageTokenizerConfig
 from tessera.tokenizers.pair.clip import ClipConfig
@@ -23,6 +24,14 @@ BROUGHT = {  # by a stage: all that its network is built from, and how it is use
 
 
 def adopt(config: Dalle2Config, read: Read) -> Dalle2Config:
+    """What every new run comes by, and one that takes another path or section: stages from elsewhere bring theirs, and then no
+    option may be idle."""
+    made = with_stages(config, read)
+    refuse_idle(made)
+    return made
+
+
+def with_stages(config: Dalle2Config, read: Read) -> Dalle2Config:
     """Stages that come from elsewhere bring their own architecture, and the way that they read text."""
     stages = {name: read(absolute(path), kind_of(name)) for name, path in config.taken.items()}
     path, changes = getattr(config.embeddings, "path", None), dict[str, Any]()

@@ -131,3 +131,6 @@ def large() -> Dalle2Config:
         crop=256, ema_decay=0.9999, batch_size=128, steps=200_000,
     )  # fmt: skip
     return start.model_copy(update={"preset": "large", "base": decoder, "upsampler2": finest})
+
+
+PRESETS = {"tiny": tiny, "small": small, "base": base, "large": large}

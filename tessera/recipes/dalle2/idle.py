@@ -1,0 +1,90 @@
+"""Options that would do nothing, or that no call could draw with: refused where a run is made, and nowhere else. A run that is
+there opens whatever its config says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import reduce
+from typing import Any
+
+from tessera.config import UserError
+from tessera.generators.diffusion.sample import SamplerConfig
+from tessera.recipes.dalle2.config import Dalle2Config, TrainedPairConfig, UpsamplerConfig
+from tessera.recipes.dalle2.presets import PRESETS
+from tessera.text.encoders import NoTextConfig
+from tessera.tokenizers.pair.clip import ClipConfig
+
+
+def refuse_idle(config: Dalle2Config) -> None:
+    """Only the default of an option without effect is taken, or what the preset has for those who name nothing."""
+    start = PRESETS[config.preset]()
+    for key, reason in [*idle_in_training(config), *idle_in_drawing(config)]:
+        value, default = value_at(config, key), default_of(config, key)
+        usual = value_at(start, key)
+        if value not in (default, usual):
+            shown = default if usual is None else usual
+            raise UserError(f"{key} {value} would change nothing: {reason}; leave it out (it is {shown})")
+    refuse_unused_variance(config)
+    if config.sample.start not in ("prior", *config.upsamplers):
+        raise UserError(
+            f"sample.start={config.sample.start}: drawing can start at {', '.join(['prior', *config.upsamplers])}, which are the "
+            f"stages of this config; name one of them, or add {config.sample.start}"
+        )
+
+
+def idle_in_training(config: Dalle2Config) -> Iterator[tuple[str, str]]:
+    """Keys without effect on what is learned, and why."""
+    yield "data.views", "pictures are read as they are, not as tokens"
+    yield "prior.loss.embedding_dropout_prob", "the prior draws the embedding, and is told none"
+    yield "prior.loss.bound_weight", "an embedding has no learned variance"
+    if isinstance(config.text, NoTextConfig):
+        yield from ((f"{name}.loss.text_dropout_prob", "text.kind=none has no captions") for name in ("prior", "base"))
+    for name, stage in {"base": config.base, **config.upsamplers}.items():
+        if not stage.learned_variance:
+            yield f"{name}.loss.bound_weight", f"{name}.process has no learned variance"
+        if isinstance(stage, UpsamplerConfig):
+            yield f"{name}.loss.embedding_dropout_prob", "upsamplers are told no embedding"
+            if not stage.text:
+                yield f"{name}.loss.text_dropout_prob", f"{name}.text=false tells it none"
+
+
+def idle_in_drawing(config: Dalle2Config) -> Iterator[tuple[str, str]]:
+    """Keys without effect on what is drawn, and why."""
+    for place in ("sample.prior", "sample.upsampler"):
+        yield f"{place}.resample_times", "base alone draws to fit what is known (sample.resample_times)"
+    for place in ("sample", "sample.prior", "sample.upsampler"):
+        kind = value_at(config, place).threshold
+        if kind != "dynamic":
+            yield f"{place}.percentile", f"it is for the threshold dynamic, and {place}.threshold is {kind}"
+    if isinstance(config.text, NoTextConfig):
+        yield from ((key, "text.kind=none has no captions to pull to") for key in ("sample.guidance", "sample.prior.guidance"))
+    if not any(stage.text for stage in config.upsamplers.values()):
+        yield "sample.upsampler.guidance", "it pulls towards the text, and no upsampler is told it (upsampler1.text=true)"
+    if config.base.latent is not None:
+        yield "sample.threshold", "it is one of pixels, and base draws latents"
+    if not isinstance(config.embeddings, (TrainedPairConfig, ClipConfig)):
+        yield "sample.prior.candidates", "embeddings from files have no text beside them by which one could be chosen"
+
+
+def refuse_unused_variance(config: Dalle2Config) -> None:
+    """One sampler uses what is learned; a call may ask for others."""
+    places: dict[str, SamplerConfig] = {"base": config.sample, **dict.fromkeys(config.upsamplers, config.sample.upsampler)}
+    for name, options in places.items():
+        stage = config.base if name == "base" else config.upsamplers[name]
+        if stage.path is None and stage.learned_variance and options.sampler != "ancestral":
+            place = "sample" if name == "base" else "sample.upsampler"
+            raise UserError(
+                f"{name}.process.learned_variance is for the sampler ancestral, and {place}.sampler is {options.sampler}; set it "
+                f"to ancestral (another may be asked for in a call), or learned_variance to false"
+            )
+
+
+def value_at(config: Any, key: str) -> Any:
+    """What stands at a dotted key; None where its section is not there."""
+    return reduce(lambda section, name: None if section is None else getattr(section, name), key.split("."), config)
+
+
+def default_of(config: Dalle2Config, key: str) -> Any:
+    """What a dotted key has in a section that does not name it."""
+    above, _, name = key.rpartition(".")
+    return type(value_at(config, above)).model_fields[name].default
