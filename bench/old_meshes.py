@@ -3,9 +3,9 @@ held-out shapes, same measures. It is trained and asked without captions: its te
 
     PYTHONPATH=PEERS python bench/old_meshes.py DATA [--minutes 4 4] [--n 64] [--out FOLDER]
 
-Minutes are for its autoencoder and its transformer. Learning rates are those of its trainers. On a GPU it has its default sizes, in
-bf16; on a CPU, where it is as small as our preset tiny, a step of the two takes 16 and 84 seconds (two cores): only to show that it
-runs. Needs what bench/beside.py names for meshes.
+Minutes are for its autoencoder and its transformer. Learning rates are those of its trainers. On a GPU it has its default sizes,
+in bf16; on a CPU, where it is as small as our preset tiny, a step of the two takes 16 and 84 seconds (two cores): only to show
+that it runs. Needs what bench/beside.py names for meshes.
 """
 
 from __future__ import annotations
