@@ -138,7 +138,8 @@ HEADLINES = {
         "dalle2", SHAPES,
         "embedder.steps=1000 prior.steps=3000 prior.optim.lr=1e-3 base.steps=6000 base.optim.lr=8e-4 upsampler1.steps=1500 "
         f"upsampler1.optim.lr=8e-4 {CASCADE}",
-        ("bench/cascade.py RUN --n 256 --samplers euler ddim", "evaluate RUN --n 512"), drawn=8,
+        ("bench/cascade.py RUN --n 256 --samplers euler ddim", "evaluate RUN --n 512",
+         f"{TRIED} guidance=1.5 guidance=6 embedding_guidance=2 embedding_guidance=0.5"), drawn=8,
         quick="embedder.steps=2 prior.steps=2 base.steps=2 upsampler1.steps=2",
     ),
     "flow": processed("flow"),
