@@ -406,7 +406,11 @@ def test_a_preview_is_a_readable_file(recipe: str, name: str, data: dict[str, Pa
             assert picture.height >= 2 * side  # what there is, and what the nets make of it
 
 
-@pytest.mark.parametrize(("recipe", "name"), STAGES)
+SAMPLED = ("meshgpt-base", "nuwa-base")  # previews of these call more of their nets than `forward`
+SLICED = [pytest.param(*case.values, id=case.id, marks=[pytest.mark.slow] * (case.id not in SAMPLED)) for case in STAGES]
+
+
+@pytest.mark.parametrize(("recipe", "name"), SLICED)
 def test_nets_in_slices_draw_the_preview_of_whole_ones(
     recipe: str, name: str, data: dict[str, Path], tmp_path: Path, one_rank: None
 ) -> None:
