@@ -26,6 +26,7 @@ from tessera.generators.autoregressive.grid_stage import GridStageConfig, build_
 from tessera.nn import nearby
 from tessera.nn.nearby import NearbyConfig
 from tessera.nn.quantizers import FSQConfig
+from tessera.recipes.clips.presets import NEARBY
 from tessera.recipes.precision import full_precision
 from tessera.recording import Lean
 from tessera.text.bytes import ByteEncoder, ByteTextConfig
@@ -80,7 +81,8 @@ def fitted(config: GridStageConfig) -> GridStageConfig:
     if "layers8" in variant():
         model = model.model_copy(update={"depth": 8})
     if "first_whole" in variant():
-        model = model.model_copy(update={"nearby": model.nearby.model_copy(update={"first_whole": True})})
+        first = {"first_whole": True, "first_step": NEARBY.first_step}
+        model = model.model_copy(update={"nearby": model.nearby.model_copy(update=first)})
     if reduced():
         model = model.model_copy(update={"width": 64, "depth": 3, "heads": 2, "inner_width": 32})
     return config.model_copy(update={"model": model})

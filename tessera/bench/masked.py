@@ -41,7 +41,7 @@ WORDS = {
     "frames": "clips: whole frames are shown or taken away, as presets train, which masks attention",
     "fp32": "sampling: pixels in full precision, not bf16; video.ar: ids too",
     "layers8": "video.ar: 8 layers as the peer has, which then are two thirds of its parameters",
-    "first_whole": "video.ar: the first frame is seen whole, as presets have it, and drawn cell by cell",
+    "first_whole": "video.ar: the first frame is seen whole, in the order that presets have",
     "dense": "video.ar.lengths: only a mask over all pairs",
     "causal": "video.ar.lengths: only everything before",
     "nearby": "video.ar.lengths: only FlexAttention's tiles",

@@ -24,6 +24,7 @@ from tessera.config import Config, UserError
 from tessera.nn.attention import Attention
 from tessera.nn.positions import grid_coordinates
 
+RASTER = 1 << 16  # more than any row has slots: rows of the first frame come one after another
 LONG = 8192  # slots from which on no dense mask is made: there it begins to cost more than it saves (bench/RESULTS.md)
 BLOCK = 128  # FlexAttention's tiles
 
@@ -43,8 +44,12 @@ class NearbyConfig(Config):
     """Frames are seen whole, without a window. Then only one token at a time can be drawn."""
     first_whole: bool = False
     """The cells of the first frame see all of it that comes before them. Nothing lies before that frame that would hold its far
-    parts together: with a window alone, two things that the text asks for once may be drawn alike, or twice. Its tokens are then
-    drawn one at a time, those of later frames as without it. `whole` includes it."""
+    parts together: with a window alone, two things that the text asks for once may be drawn alike, or twice. `whole` includes
+    it."""
+    first_step: int = Field(0, ge=0)
+    """In which order the cells of a first frame come that is seen whole. 0: one after another, row by row. Else each row goes
+    this many cells behind the one above it, and cells on one diagonal come together: they see all earlier diagonals and not each
+    other. With 2 a frame of 16 x 16 is drawn in 46 passes, in raster order in 256."""
     dilation: tuple[int, ...] = Field((1,), min_length=1)
     """Distance between rows and columns of the window, for one layer after another and again from the start: (1, 2) lets every
     second layer look twice as far."""
@@ -59,13 +64,17 @@ class NearbyConfig(Config):
                 raise ValueError(f"{name} {size} has no middle; use {size - 1} or {size + 1}")
         if min(self.dilation) < 1:
             raise ValueError(f"dilation {self.dilation}; every number of it must be 1 or more")
+        if self.first_step and (self.whole or not self.first_whole):
+            raise ValueError(
+                f"first_step {self.first_step} orders a first frame that is seen whole; set first_whole, and not whole"
+            )
         return self
 
     def reach(self, layer: int) -> Reach:
         """Of one layer."""
         dilation = self.dilation[layer % len(self.dilation)]
-        window = Reach(self.frames, self.height, self.width, dilation, self.first_whole)
-        return Reach(self.frames, 0, 0, 1) if self.whole else window
+        first = (self.first_step or RASTER) if self.first_whole else 0
+        return Reach(self.frames, 0, 0, 1) if self.whole else Reach(self.frames, self.height, self.width, dilation, first)
 
 
 class Slot(NamedTuple):
@@ -83,7 +92,7 @@ class Reach(NamedTuple):
     height: int  # 0: frames are seen whole
     width: int
     dilation: int
-    first_whole: bool = False  # the first frame has no window
+    first: int = 0  # how many slots a row of the first frame goes behind the one above it, RASTER: all; 0: it has a window
 
     @property
     def whole(self) -> bool:
@@ -92,13 +101,15 @@ class Reach(NamedTuple):
 
     def sees(self, query: Slot, key: Slot) -> Tensor:
         """The definition. Bool: the key is not later, in one of the last frames, and its token in the window around the cell that
-        the query guesses, if there is one; or it is the query itself."""
+        the query guesses, if there is one; or it is the query itself. In a first frame that is seen whole: its turn is not
+        later, by the order of that frame."""
         back, down, right = query.frame - key.frame, key.row - query.row, key.column - query.column
         earlier = (back > 0) | ((back == 0) & ((down < 0) | ((down == 0) & (right <= 0))))
         near = earlier & (back < self.frames)
         if not self.whole:
-            inside = self._inside(down, self.height) & self._inside(right - 1, self.width)
-            near = near & (inside | (query.frame == 0) if self.first_whole else inside)
+            near = near & self._inside(down, self.height) & self._inside(right - 1, self.width)
+        if self.first:
+            near = torch.where(query.frame == 0, (back == 0) & (self.first * down + right <= 0), near)
         return near | ((back == 0) & (down == 0) & (right == 0))
 
     def _inside(self, offset: Tensor, size: int) -> Tensor:
@@ -198,7 +209,7 @@ def compiled_flex() -> Any:
 def sight_of(reach: Reach, grid: Grid, device: torch.device, execution: Execution = "auto") -> Sight:
     """The way asked for, or the best one. Made once for each shape; call it outside of what is compiled."""
     if execution == "auto":
-        if grid.frames <= (reach.frames if reach.whole else int(reach.first_whole)):
+        if grid.frames <= (reach.frames if reach.whole else int(reach.first == RASTER)):
             return Causal()
         flex = device.type == "cuda" and torch.is_grad_enabled()
         execution = "dense" if grid.size < LONG else "blocks" if flex else "bands"
@@ -294,7 +305,7 @@ class Window:
 
 def window_of(reach: Reach, grid: Grid, device: torch.device) -> Window:
     """As seen from a frame with enough others before it."""
-    reach, frames = reach._replace(first_whole=False), min(reach.frames, grid.frames)
+    reach, frames = reach._replace(first=0), min(reach.frames, grid.frames)
     own = torch.arange(grid.area, device=device)[:, None] + (frames - 1) * grid.area
     seen = reach.sees(grid.slot(own), grid.slot(torch.arange(frames * grid.area, device=device)[None]))
     order, there = listed(seen)

@@ -23,6 +23,8 @@ NEAR = {
     "whole": NearbyConfig(frames=2, whole=True),
     "first": NearbyConfig(frames=2, height=3, width=3, first_whole=True),
     "first, dilated": NearbyConfig(frames=3, height=3, width=3, dilation=(1, 2), first_whole=True),
+    "diagonals": NearbyConfig(frames=2, height=3, width=3, first_whole=True, first_step=2),
+    "diagonals, dilated": NearbyConfig(frames=3, height=3, width=3, dilation=(1, 2), first_whole=True, first_step=1),
 }
 
 

@@ -45,8 +45,18 @@ def felt(net: GridAutoregressive, codes: int | None = None) -> dict[tuple[int, .
 @pytest.mark.parametrize("near", NEAR)
 @pytest.mark.parametrize("codes", [None, 2])
 def test_no_token_sees_itself_or_a_later_one(near: str, codes: int | None) -> None:
+    """By the order that it is drawn in: a frame's cells one after another, or a first frame's by diagonals."""
+    step = NEAR[near].first_step
+
+    def turn(place: tuple[int, ...]) -> tuple[int, ...]:
+        t, h, w, _ = place
+        return (t, step * h + w, 0, 0) if t == 0 and step else (t, h, w, 0)
+
     for place, others in felt(generator(near, codes, depth=3), codes).items():
-        assert all(other < place for other in others)
+        assert all((other[:3] == place[:3] and other[3] < place[3]) or turn(other) < turn(place) for other in others)
+        if step and place[0] == 0:
+            before = [other for other in CELLS if other[0] == 0 and turn((*other, 0)) < turn(place)]
+            assert before == sorted({other[:3] for other in others} - {place[:3]}), "all earlier diagonals, whole"
 
 
 @pytest.mark.parametrize("near", ["window", "wide", "whole"])

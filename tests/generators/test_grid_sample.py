@@ -18,7 +18,8 @@ from tests.generators.grid_toys import CPU, NEAR, VOCABULARY, anything, arranged
 CASES = [
     ("window", "wavefront", None), ("window", "sequential", 2), ("wide", "wavefront", 2), ("dilated", "wavefront", None),
     ("dilated", "sequential", None), ("whole", "sequential", 2), ("first", "wavefront", None), ("first", "sequential", 2),
-    ("first, dilated", "wavefront", 2),
+    ("first, dilated", "wavefront", 2), ("diagonals", "wavefront", 2), ("diagonals", "sequential", None),
+    ("diagonals, dilated", "wavefront", None),
 ]  # fmt: skip
 
 
@@ -45,7 +46,8 @@ def test_a_ring_is_the_whole_network_and_both_branches_are_what_they_should_be(n
 
 
 @pytest.mark.parametrize(
-    ("near", "codes", "guidance"), [("window", None, 1.0), ("wide", None, 2.0), ("dilated", 2, 2.0), ("first", None, 2.0)]
+    ("near", "codes", "guidance"),
+    [("window", None, 1.0), ("wide", None, 2.0), ("dilated", 2, 2.0), ("first", None, 2.0), ("diagonals", None, 2.0)],
 )
 def test_a_wavefront_draws_what_one_cell_after_another_draws(near: str, codes: int | None, guidance: float) -> None:
     net, text, seeds = generator(near, codes, depth=3), words(3), torch.tensor([1, 2, 3])
@@ -153,11 +155,11 @@ def test_scenes_of_one_text_are_one_clip(near: str, order: str, codes: int | Non
 
 @pytest.mark.parametrize("near", [NearbyConfig(frames=1, height=3, width=3), NearbyConfig(height=1, width=1)])
 @pytest.mark.parametrize("grid", [(4, 3, 4), (1, 3, 4), (3, 1, 1)])
-@pytest.mark.parametrize("first_whole", [False, True])
+@pytest.mark.parametrize("first", [{}, {"first_whole": True}, {"first_whole": True, "first_step": 1}])
 def test_frames_that_are_begun_in_every_pass_are_as_many_as_asked_for(
-    near: NearbyConfig, grid: tuple[int, ...], first_whole: bool
+    near: NearbyConfig, grid: tuple[int, ...], first: dict[str, Any]
 ) -> None:
-    near = near.model_copy(update={"first_whole": first_whole})
+    near = near.model_copy(update=first)
     net = GridAutoregressive(GridConfig(width=32, depth=1, heads=2, inner_width=16, nearby=near), VOCABULARY, grid, 12)
     for lengths in ([4], [2, 2], [1, 3, 2]):
         ids = told(net, [(words(2), length) for length in lengths], torch.tensor([5, 6]))
@@ -180,7 +182,7 @@ def test_a_text_is_read_when_its_scene_begins(monkeypatch: pytest.MonkeyPatch) -
     assert read == [float(text.states[0, 0, 0]) for text, _ in scenes]
 
 
-@pytest.mark.parametrize("near", ["window", "dilated", "first"])
+@pytest.mark.parametrize("near", ["window", "dilated", "first", "diagonals"])
 def test_a_scene_sees_its_text_and_what_came_before_and_nothing_else_does(near: str) -> None:
     net, seeds, first, second, third = generator(near), torch.tensor([5, 6]), *(words(2, 4, seed) for seed in (1, 2, 3))
     ids = told(net, [(first, 3), (second, 3), (third, 2)], seeds, guidance=2.0)
@@ -290,7 +292,7 @@ def test_what_cannot_be_drawn_is_refused() -> None:
         next(first)
 
 
-@pytest.mark.parametrize("near", ["dilated", "whole", "first"])
+@pytest.mark.parametrize("near", ["dilated", "whole", "first", "diagonals"])
 def test_nothing_waits_for_the_device(near: str) -> None:
     net, meta = generator(near, codes=2), torch.device("meta")
     writer = GridWriter(Lean(net), GridSampleConfig(top_k=3))
@@ -304,14 +306,16 @@ def test_nothing_waits_for_the_device(near: str) -> None:
 # ---- the first frame, whole
 
 
-def test_a_first_frame_that_is_seen_whole_costs_its_own_passes_and_no_others() -> None:
-    """64 cells one by one, one pass that shows the last of them, and of the wavefront all that comes after the first frame."""
-    config = GridConfig(width=32, depth=1, heads=2, nearby=NearbyConfig(first_whole=True))
+@pytest.mark.parametrize(("step", "alone"), [(0, 64), (1, 7 + 8), (2, 2 * 7 + 8), (7, 7 * 7 + 8), (8, 64), (99, 64)])
+def test_a_first_frame_that_is_seen_whole_costs_its_own_passes_and_no_others(step: int, alone: int) -> None:
+    """64 cells one by one, or by diagonals; one pass that shows the last of them, and of the wavefront all that comes after the
+    first frame."""
+    config = GridConfig(width=32, depth=1, heads=2, nearby=NearbyConfig(first_whole=True, first_step=step))
     net = GridAutoregressive(config, VOCABULARY, (5, 8, 8), 12)
     plans = plans_of(net, "auto", CPU)
-    assert plans.num_passes(1) == 64
-    assert plans.num_passes(5) == 64 + 1 + 4 * 9 + 7 * 3 + 8 - 9
-    assert plans_of(net, "sequential", CPU).num_passes(5) == 64 + 1 + 4 * 64
+    assert plans.num_passes(1) == alone
+    assert plans.num_passes(5) == alone + 1 + 4 * 9 + 7 * 3 + 8 - 9
+    assert plans_of(net, "sequential", CPU).num_passes(5) == alone + 1 + 4 * 64
     calls: list[int] = []
     net.head.register_forward_hook(lambda module, inputs, out: calls.append(1))
     drawn(net, words(1), torch.tensor([0]), 5, guidance=1.0)
@@ -321,7 +325,7 @@ def test_a_first_frame_that_is_seen_whole_costs_its_own_passes_and_no_others() -
 def test_far_cells_of_a_first_frame_know_of_each_other() -> None:
     """The last cell of the first frame hangs on its first one, which a window does not reach in one layer; later frames keep
     their window."""
-    for near, reached in (("window", False), ("first", True)):
+    for near, reached in (("window", False), ("first", True), ("diagonals", True)):
         net, text, ids = generator(near, depth=1), words(1), clips(1)
         other = ids.clone()
         other[0, 0, 0, 0] = (other[0, 0, 0, 0] + 1) % VOCABULARY

@@ -10,15 +10,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tessera.batches import TextStates
 from tessera.generators.autoregressive.grid_model import GridAutoregressive
 from tessera.generators.autoregressive.grid_sample import GridSampleConfig, GridSampler, GridWriter
-from tessera.nn.nearby import Grid, Reach, sight_of
+from tessera.nn.nearby import RASTER, Grid, Reach, sight_of
 from tessera.recording import Lean
-from tests.generators.grid_toys import anything, clips, generator, words
+from tests.generators.grid_toys import NEAR, anything, clips, generator, words
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 DEVICE = torch.device("cuda")
 
 
-@pytest.mark.parametrize("near", ["window", "dilated", "whole", "first"])
+@pytest.mark.parametrize("near", ["window", "dilated", "whole", "first", "diagonals"])
 @pytest.mark.parametrize("codes", [None, 2])
 @pytest.mark.parametrize("guidance", [1.0, 3.0])
 def test_replay_is_the_plain_loop(near: str, codes: int | None, guidance: float) -> None:
@@ -27,7 +27,7 @@ def test_replay_is_the_plain_loop(near: str, codes: int | None, guidance: float)
     plain, sampler = torch.cat(list(GridSampler(writer, recorded=False)(text, seeds, 9, known=known)), dim=1), GridSampler(writer)
     for _ in range(2):  # the second time nothing is recorded anew
         assert torch.equal(torch.cat(list(sampler(text, seeds, 9, known=known)), dim=1), plain)
-    num_recordings = 2 if near == "first" else 1
+    num_recordings = 2 if NEAR[near].first_whole else 1
     assert len(sampler.recordings) == num_recordings
     longer = torch.cat(list(sampler(text, seeds, 20, known=known)), dim=1)
     assert len(sampler.recordings) == num_recordings, "nor for longer clips"
@@ -57,7 +57,9 @@ def gradients(reach: Reach, execution: str, parts: list[Tensor], weights: Tensor
 
 
 @pytest.mark.usefixtures("exact_products")
-@pytest.mark.parametrize("reach", [Reach(2, 3, 3, 1), Reach(3, 5, 3, 2), Reach(2, 0, 0, 1), Reach(2, 3, 3, 1, True)])
+@pytest.mark.parametrize(
+    "reach", [Reach(2, 3, 3, 1), Reach(3, 5, 3, 2), Reach(2, 0, 0, 1), Reach(2, 3, 3, 1, RASTER), Reach(2, 3, 3, 1, 2)]
+)
 def test_blocks_have_the_gradients_of_the_dense_mask(reach: Reach) -> None:
     torch.manual_seed(0)
     parts = [torch.randn(2, 2, 9 * 12 * 13, 32, device=DEVICE, requires_grad=True) for _ in range(3)]

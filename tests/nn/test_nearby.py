@@ -13,6 +13,7 @@ from tessera.config import UserError
 from tessera.nn import nearby
 from tessera.nn.nearby import (
     BLOCK,
+    RASTER,
     Bands,
     Causal,
     Dense,
@@ -29,7 +30,8 @@ from tessera.nn.positions import rotary_turns
 
 CPU = torch.device("cpu")
 REACHES = [Reach(2, 3, 3, 1), Reach(3, 3, 5, 2), Reach(1, 5, 3, 1), Reach(9, 7, 1, 1), Reach(2, 0, 0, 1), Reach(9, 0, 0, 1)]
-REACHES += [Reach(2, 3, 3, 1, True), Reach(3, 3, 5, 2, True), Reach(1, 3, 3, 1, True)]
+REACHES += [Reach(2, 3, 3, 1, RASTER), Reach(3, 3, 5, 2, RASTER), Reach(1, 3, 3, 1, RASTER)]
+REACHES += [Reach(2, 3, 3, 1, 2), Reach(3, 3, 5, 2, 1), Reach(1, 3, 3, 1, 4)]
 GRID = Grid(4, 3, 5)
 
 
@@ -38,7 +40,14 @@ def by_hand(reach: Reach, grid: Grid) -> Tensor:
     slots = list(itertools.product(range(grid.frames), range(grid.rows), range(grid.slots)))
     seen = torch.eye(len(slots), dtype=torch.bool)
     for number, (frame, row, cell) in enumerate(slots):
-        if reach.whole or (reach.first_whole and frame == 0):
+        if reach.first and frame == 0:
+            for other, (past, above, slot) in enumerate(slots):
+                turns = [(past, reach.first * above + slot, 0), (frame, reach.first * row + cell, 0)]
+                if reach.first == RASTER:
+                    turns = [slots[other], slots[number]]
+                seen[number, other] = turns[0] <= turns[1]
+            continue
+        if reach.whole:
             cells = set(itertools.product(range(grid.frames), range(grid.rows), range(-1, grid.slots)))
         else:
             rows = {row + step * reach.dilation for step in range(-(reach.height // 2), reach.height // 2 + 1)}
@@ -125,7 +134,7 @@ def test_what_is_gathered_from_a_ring_is_the_dense_mask(reach: Reach, gathered: 
             own = torch.arange(frame * grid.area, (frame + 1) * grid.area)
             slot = grid.slot(own)
             kept[:, :, :, ring.at(slot.frame, own % grid.area)] = torch.stack([key, value])[:, :, :, own]
-            seen_whole = reach.first_whole and frame == 0  # what is gathered is a window
+            seen_whole = reach.first and frame == 0  # what is gathered is a window
             view = ring.view(reach, None if seen_whole else window, slot, torch.tensor([frame]))
             torch.testing.assert_close(view(query[:, :, own], kept), dense[:, :, own], rtol=0, atol=1e-5)
 
@@ -140,6 +149,8 @@ def test_the_way_is_chosen_by_length_and_device(monkeypatch: pytest.MonkeyPatch)
     assert isinstance(sight_of(whole, Grid(3, 2, 3), CPU), Causal)
     assert isinstance(sight_of(whole, Grid(4, 2, 3), CPU), Dense)
     assert isinstance(sight_of(local, Grid(2, 2, 3), CPU), Dense)
+    assert isinstance(sight_of(local._replace(first=RASTER), Grid(1, 2, 3), CPU), Causal)
+    assert isinstance(sight_of(local._replace(first=2), Grid(1, 2, 3), CPU), Dense)
     monkeypatch.setattr(nearby, "LONG", 20)
     assert isinstance(sight_of(local, Grid(4, 2, 3), CPU), Bands)
     assert isinstance(sight_of(local, Grid(3, 2, 3), CPU), Dense)
@@ -154,5 +165,8 @@ def test_layers_take_dilations_in_turn_and_wrong_windows_are_refused() -> None:
         NearbyConfig(height=4)
     with pytest.raises(ValidationError, match="1 or more"):
         NearbyConfig(dilation=(1, 0))
+    for useless in ({"first_whole": False}, {"first_whole": True, "whole": True}):
+        with pytest.raises(ValidationError, match="first_step 2 orders a first frame that is seen whole; set first_whole"):
+            NearbyConfig(first_step=2, **useless)
     with pytest.raises(UserError, match="execution to auto"):
         sight_of(config.reach(0), GRID, CPU, "blocks")

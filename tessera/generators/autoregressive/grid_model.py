@@ -91,7 +91,7 @@ class GridAutoregressive(Hourglass):
         """How many frames are seen at most: as in training. A first frame that is seen whole is unlike all others, so some frames
         of training must not see it: later ones never will."""
         frames = self.grid[0]
-        return frames - 1 if reach.first_whole and frames > 2 else frames
+        return frames - 1 if reach.first and frames > 2 else frames
 
     @property
     def reaches(self) -> tuple[Reach, ...]:

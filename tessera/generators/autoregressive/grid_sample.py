@@ -3,7 +3,7 @@ known frames, whatever the order.
 
 Keys and values of the last frames lie in a ring, so memory does not grow with a clip's length, and frames leave as soon as they
 are finished. Shapes never change: one pass is recorded once and replayed on a GPU; one more, where the first frame is seen whole
-and drawn cell by cell.
+and drawn in an order of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tessera.batches import TextStates
 from tessera.generators.autoregressive.grid_model import GridAutoregressive
-from tessera.generators.autoregressive.grid_schedule import Schedule, Table, sequential, table_of, wavefront
+from tessera.generators.autoregressive.grid_schedule import Schedule, Table, one_by_one, sequential, table_of, wavefront
 from tessera.generators.autoregressive.model import length_class
 from tessera.generators.autoregressive.sample import CHOICE, ChoiceConfig
 from tessera.nn.nearby import Grid, Reach, Ring, Slot, View, Window, window_of
@@ -34,7 +34,7 @@ class GridSampleConfig(ChoiceConfig):
 
     order: Literal["auto", "sequential", "wavefront"] = "auto"
     """One cell after another, or all at once that do not see each other: the same clips in fewer passes, where the generator sees
-    a window. auto takes the wavefront wherever there is one. A first frame that is seen whole is drawn one cell after another."""
+    a window. auto takes the wavefront wherever there is one. A first frame that is seen whole has the order of its training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +113,12 @@ def plans_of(net: GridAutoregressive, order: str, device: torch.device) -> Plans
     ring = Ring(reach.frames + schedule.others_in_flight(grid), grid.rows, grid.slots)
     sketch = cross_window(net.sketch_window, grid, device) if net.sketch_window else None
     later = Plan(schedule, grid, ring, table_of(schedule, grid, device), net.reaches, windows, sketch)
-    if not reach.first_whole:
+    if not reach.first:
         return Plans(later, None)
-    cells, room = sequential(grid), ring._replace(frames=2)  # the pass that shows the last cell begins another frame
-    before, whole = (Reach(1, 0, 0, 1),) * len(windows), (None,) * len(windows)  # in the first frame all layers see the same
-    return Plans(later, Plan(cells, grid, room, table_of(cells, grid, device), before, whole, sketch))
+    alone = one_by_one(grid, min(reach.first, grid.slots - 1))
+    room = ring._replace(frames=2)  # the pass that shows the last cell begins another frame
+    same, whole = (reach,) * len(windows), (None,) * len(windows)  # in the first frame all layers see the same
+    return Plans(later, Plan(alone, grid, room, table_of(alone, grid, device), same, whole, sketch))
 
 
 class GridWriter:
