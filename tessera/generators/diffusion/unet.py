@@ -111,8 +111,11 @@ class Layer(nn.Module):
         self.attention = PixelAttention(width, heads) if attention else None
         self.cross = None if context_width is None else PixelAttention(width, heads, context_width)
 
-    def forward(self, x: Tensor, vector: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
-        """b c h w -> b c' h w"""
+    def forward(
+        self, x: Tensor, vector: Tensor, context: Tensor | None, mask: Tensor | None, around: Tensor | None = None
+    ) -> Tensor:
+        """b c h w -> b c' h w. On the way up `around`, as x, comes from the way down; put beside x in here, compiled."""
+        x = x if around is None else torch.cat([x, around * SKIP], dim=1)
         x = self.block(x, vector)
         if self.attention is not None:
             x = self.attention(x)
@@ -170,7 +173,7 @@ class UNet(nn.Module):
             h = layer(h, vector, context, mask)
         for grow, layers in zip(reversed(self.grow), reversed(self.up), strict=True):
             for layer in layers:  # type: ignore[attr-defined]
-                h = layer(torch.cat([h, around.pop() * SKIP], dim=1), vector, context, mask)
+                h = layer(h, vector, context, mask, around.pop())
             h = grow(h)
         h = torch.cat([h, stem * SKIP], dim=1)
         return self.out(F.silu(self.norm(h))).to(x.dtype)
