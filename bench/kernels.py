@@ -11,16 +11,14 @@ fused is told apart by the number in its name.
 from __future__ import annotations
 
 import argparse
-import runpy
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
+from processes import run_here
 from torch.profiler import ProfilerActivity, profile
 
 from tessera.bench import timing
@@ -37,12 +35,7 @@ def main() -> None:
     if not asked.words:
         parser.error("say what is to be watched: tessera bench CASE, or a script and its arguments")
     timing.hush = lambda: watched(asked.most)
-    sys.argv = asked.words
-    if sys.argv[0] == "tessera":
-        runpy.run_module("tessera", run_name="__main__", alter_sys=True)
-    else:
-        sys.path.insert(0, str(Path(sys.argv[0]).parent))
-        runpy.run_path(sys.argv[0], run_name="__main__")
+    run_here(asked.words)
 
 
 @contextmanager

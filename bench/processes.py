@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import runpy
 import shlex
 import signal
 import subprocess
+import sys
 import threading
 import time
 from dataclasses import dataclass, field
@@ -98,3 +100,13 @@ def tell(pid: int, number: int) -> bool:
     except (ProcessLookupError, PermissionError):
         return False
     return True
+
+
+def run_here(words: list[str]) -> None:
+    """In this process, as if it had been started: `tessera` and its arguments, or a script and its own."""
+    sys.argv = words
+    if words[0] == "tessera":
+        runpy.run_module("tessera", run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str(Path(words[0]).parent))
+        runpy.run_path(words[0], run_name="__main__")

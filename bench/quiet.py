@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import runpy
 import signal
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from processes import below, status, tell
+from processes import below, run_here, status, tell
 
 from tessera.bench import timing
 
@@ -33,12 +32,7 @@ def main() -> None:
         raise SystemExit(__doc__)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what stands still goes on
     timing.hush = hushed
-    del sys.argv[0]
-    if sys.argv[0] == "tessera":
-        runpy.run_module("tessera", run_name="__main__", alter_sys=True)
-    else:
-        sys.path.insert(0, str(Path(sys.argv[0]).parent))
-        runpy.run_path(sys.argv[0], run_name="__main__")
+    run_here(sys.argv[1:])
 
 
 @contextmanager
