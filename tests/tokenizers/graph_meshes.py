@@ -105,6 +105,20 @@ def meshes_for(kind: str) -> list[Tensor]:
     return [box((4, 4, 4), (27, 20, 9), corners), soup(17, corners), table(corners), box((0, 0, 0), (31, 31, 31), corners)]
 
 
+def names_of(corners: Tensor, ids: Tensor) -> dict[tuple[int, ...], set[tuple[int, ...]]]:
+    """Of one mesh, f c 3 and f c q: all ids that corners at one place have."""
+    names: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
+    for place, name in zip(corners.flatten(0, 1).tolist(), ids.flatten(0, 1).tolist(), strict=True):
+        names.setdefault(tuple(place), set()).add(tuple(name))
+    return names
+
+
+def are_names(corners: Tensor, ids: Tensor) -> bool:
+    """Whether corners of one mesh have the same ids exactly if they are one vertex."""
+    names = list(names_of(corners, ids).values())
+    return all(len(found) == 1 for found in names) and len(set.union(*names)) == len(names)
+
+
 def told_together(logits: Tensor, ids: Tensor) -> Tensor:
     """f c 3 bins and f c q of one mesh: logits in which all corners of the same ids have their sum, one by one."""
     keys, sums = [tuple(row) for row in ids.flatten(0, 1).tolist()], dict[tuple[int, ...], Tensor]()

@@ -17,6 +17,7 @@ from tessera.contracts import Context
 from tessera.engine.dist import World
 from tessera.engine.state import TrainState, place
 from tessera.engine.step import Setting, StepReport, train_step
+from tessera.nn.quantizers import FSQConfig, ResidualConfig
 from tessera.tokenizers.mesh.autoencoder import GraphTokenizer, GraphTokenizerConfig, convolve
 from tessera.tokenizers.mesh.bins import BinScores, blurred_divergence
 from tessera.tokenizers.mesh.graph_losses import GraphLossConfig, GraphLosses, follow
@@ -27,6 +28,7 @@ from tests.tokenizers.graph_meshes import (
     KINDS,
     LFQ,
     RVQ,
+    are_names,
     batch,
     box,
     build,
@@ -61,15 +63,19 @@ def test_a_batch_of_one_is_a_batch_of_many(kind: str) -> None:
     net, meshes = build(**KINDS[kind]), meshes_for(kind)
     together = net.reconstruct(*pad(meshes, 70, junk=True))
     ids = net.encode(*pad(meshes, 70, junk=True))
-    assert torch.equal(ids, together.ids)
+    logits = net.decoder(net.quantizer.decode(ids), together.graph.mask)
     for index, mesh in enumerate(meshes):
         alone, size = net.reconstruct(*pad([mesh])), len(mesh)
         torch.testing.assert_close(together.logits[index, :size], alone.logits[0], rtol=1e-5, atol=1e-5)
-        assert torch.equal(ids[index, :size], alone.ids[0])
+        assert torch.equal(together.ids[index, :size], alone.ids[0])
+        assert torch.equal(ids[index, :size], net.encode(*pad([mesh]))[0])
         assert not ids[index, size:].any()
+        if are_names(mesh, alone.ids[0]):  # nothing had to be told apart
+            assert torch.equal(ids[index, :size], alone.ids[0])
+            torch.testing.assert_close(logits[index, :size], alone.logits[0], rtol=1e-4, atol=1e-4)
     decoded = net.decode(ids, pad(meshes)[1])
     for index, mesh in enumerate(meshes):
-        told = told_together(together.logits[index, : len(mesh)], ids[index, : len(mesh)])
+        told = told_together(logits[index, : len(mesh)], ids[index, : len(mesh)])
         chosen = told.gather(-1, decoded[index, : len(mesh), ..., None])[..., 0]
         assert (chosen >= told.amax(-1) - 1e-4).all(), "the likeliest bins by all corners of the same ids, up to rounding"
         assert not decoded[index, len(mesh) :].any()
@@ -154,15 +160,23 @@ def test_ids_are_those_of_vertices_and_in_range(kind: str) -> None:
     assert ids.shape == (*corners.shape[:3], net.num_quantizers)
     assert ids.dtype == torch.int64
     assert 0 <= ids.min() <= ids.max() < net.vocab_size
-    for row, mesh in zip(ids, meshes, strict=True):
-        codes: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
-        for point, code in zip(mesh.reshape(-1, 3).tolist(), row[: len(mesh)].flatten(0, 1).tolist(), strict=True):
-            codes.setdefault(tuple(point), set()).add(tuple(code))
-        assert all(len(found) == 1 for found in codes.values())
+    assert all(are_names(mesh, row[: len(mesh)]) for row, mesh in zip(ids, meshes, strict=True))
     anything = torch.randint(net.vocab_size, ids.shape, generator=torch.Generator().manual_seed(0))
     decoded = net.decode(anything, num_faces)
     assert decoded.shape == corners.shape
     assert 0 <= decoded.min() <= decoded.max() < BINS
+
+
+@pytest.mark.parametrize("kind", ["fsq", "quads", "bare"])
+def test_vertices_that_a_coarse_quantizer_confuses_are_told_apart(kind: str) -> None:
+    coarse = ResidualConfig(quantizer=FSQConfig(levels=(7, 7)), num_quantizers=2)
+    net, meshes = build(**KINDS[kind] | {"quantizer": coarse}), meshes_for(kind)
+    corners, num_faces = pad(meshes)
+    raw, ids = net.reconstruct(corners, num_faces).ids, net.encode(corners, num_faces)
+    sizes = [slice(len(mesh)) for mesh in meshes]
+    assert not all(are_names(mesh, row[size]) for mesh, row, size in zip(meshes, raw, sizes, strict=True))
+    assert all(are_names(mesh, row[size]) for mesh, row, size in zip(meshes, ids, sizes, strict=True))
+    assert torch.equal(ids[..., :-1], raw[..., :-1]), "only the last id of a vertex gives way"
 
 
 def test_autocast_leaves_logits_in_full_precision() -> None:
@@ -235,12 +249,30 @@ def test_validation_measures_and_digests() -> None:
     net, data, losses = build(quantizer=RVQ), batch(meshes_for("rvq")), GraphLosses(GraphLossConfig())
     loss = losses.measure({"tokenizer": net}, data, Context(0, 0, data.positions))
     trained = turn(net, data)
-    assert set(loss.parts) == {"kl", "bin_accuracy", "triangle_accuracy", "commitment"}
-    assert all(torch.equal(loss.parts[name], trained.parts[name]) for name in loss.parts)
+    assert set(loss.parts) == {"kl", "bin_accuracy", "triangle_accuracy", "commitment", "decoded_accuracy"}
+    assert all(torch.equal(loss.parts[name], trained.parts[name]) for name in loss.parts if name != "decoded_accuracy")
     numbers = losses.digest(loss.stats)
     made = net.reconstruct(data.corners, data.num_faces)
     real = made.quantized.ids[made.graph.occupied]
     assert numbers["codes_used"] == pytest.approx(np.mean([len(real[:, link].unique()) / 32 for link in range(2)]))
+
+
+def test_validation_counts_the_faces_that_decoding_gives_back() -> None:
+    """Not those that the net knows corner by corner: of a mesh that does not count none, and none behind a mesh's end."""
+    stage, state = start(0.4, coordinate_width=16, encoder_width=48, decoder_width=48)
+    meshes = [box((4, 4, 4), (27, 27, 27)), table()]
+    for _ in range(STEPS):
+        step(stage, state, batch(meshes, 64))
+    net, losses = stage.nets["tokenizer"].eval(), GraphLosses(GraphLossConfig())
+    assert isinstance(net, GraphTokenizer)
+
+    def back(data: MeshBatch) -> float:
+        return losses.measure({"tokenizer": net}, data, Context(0, 0, data.positions)).parts["decoded_accuracy"].item()
+
+    assert back(batch(meshes, 64)) == 12 + 60
+    assert back(batch(meshes, 64, valid=[True, False], junk=True)) == 12
+    net.decoder.bias.data[0, 0, 3] += 1e6  # the first corner of every face would be at 3 in z
+    assert back(batch(meshes, 64)) == 0
 
 
 # ---- gradients and learning
@@ -333,7 +365,7 @@ def test_it_builds_without_memory() -> None:
     assert net.vocab_size == 16384
     ids, num_faces = torch.zeros(2, 5, 3, 2, dtype=torch.long, device="meta"), torch.zeros(2, dtype=torch.long, device="meta")
     assert net.decode(ids, num_faces).shape == (2, 5, 3, 3)
-    assert stage.best.metric == "triangle_accuracy"
+    assert stage.best.metric == "decoded_accuracy"
 
 
 def test_another_shape_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -10,7 +11,15 @@ import torch
 from torch import Tensor
 
 from tessera.batches import MeshBatch, Text
-from tessera.tokenizers.mesh.graph import at_corners, build_graph, geometry_features, measure_faces, neighbour_mean, vertex_mean
+from tessera.tokenizers.mesh.graph import (
+    at_corners,
+    build_graph,
+    geometry_features,
+    measure_faces,
+    neighbour_mean,
+    told_apart,
+    vertex_mean,
+)
 from tests.tokenizers.graph_meshes import (
     BINS,
     CPU,
@@ -151,3 +160,41 @@ def test_features_have_about_unit_size() -> None:
     features = geometry_features(large, BINS)
     assert features.shape == (1, 1, 7)
     assert features[0, 0].tolist() == pytest.approx([0.5, 0.25, 0.25, 1.0, 0, 0, 1], abs=0.01)
+
+
+# ---- ids that name vertices
+
+
+def told_apart_by_hand(ids: list[list[int]], most: int) -> list[list[int]]:
+    """One mesh: each last id goes above the one before it, and below those that must still fit."""
+    made = [list(row) for row in ids]
+    for begin in {tuple(row[:-1]) for row in ids}:
+        places = sorted((place for place, row in enumerate(ids) if tuple(row[:-1]) == begin), key=lambda place: ids[place][-1])
+        lowest = -1
+        for rank, place in enumerate(places):
+            lowest = max(ids[place][-1], lowest + 1)
+            made[place][-1] = max(min(lowest, most - len(places) + rank), 0)
+    return made
+
+
+@pytest.mark.parametrize("most", [2, 5, 40])
+@pytest.mark.parametrize("num_links", [1, 2, 3])
+def test_ids_are_told_apart_as_by_hand(num_links: int, most: int) -> None:
+    random = torch.Generator().manual_seed(most)
+    moved, crowded = 0, 0
+    for num in (0, 1, 2, 7, 12, 30):
+        ids = torch.randint(most, (4, num, num_links), generator=random)
+        there = torch.rand(4, num, generator=random) < 0.8
+        found = told_apart(ids, there, most)
+        assert torch.equal(found[..., :-1], ids[..., :-1])
+        for row, mine, inside in zip(found, ids, there, strict=True):
+            wanted = told_apart_by_hand(mine[inside].tolist(), most)
+            assert row[inside].tolist() == wanted
+            different = {tuple(each) for each in wanted}
+            sizes = Counter(each[:-1] for each in map(tuple, wanted))
+            assert len(different) == sum(min(size, most) for size in sizes.values()), "as many as there are ids for"
+            moved += wanted != mine[inside].tolist()
+            crowded += max(sizes.values(), default=0) > most
+        assert ((found >= 0) & (found < most)).all(), "also of what is not there"
+    assert moved or most**num_links > 1000
+    assert crowded or num_links > 1 or most == 40

@@ -31,6 +31,7 @@ from tessera.tokenizers.mesh.graph import (
     face_mask,
     geometry_features,
     neighbour_mean,
+    told_apart,
     vertex_mean,
 )
 
@@ -320,9 +321,13 @@ class GraphTokenizer(nn.Module):
         return at_corners(ids, graph) * graph.mask[..., None, None]
 
     def encode(self, corners: Tensor, num_faces: Tensor) -> Tensor:
-        """b f c 3, b -> b f c q"""
+        """b f c 3, b -> b f c q. Vertices that would have the same ids get others, as near as there are: `decode` takes
+        corners of the same ids for one vertex."""
         graph = self.graph_of(corners, num_faces)
-        return self.ids_at_corners(self.quantizer.ids_of(self.standardise(self.latent(corners, graph))), graph)
+        ids = self.quantizer.ids_of(self.standardise(self.latent(corners, graph)))
+        rows = ids.view(len(corners), -1, ids.shape[-1])
+        apart = told_apart(rows, graph.occupied.view(rows.shape[:2]), self.vocab_size)
+        return self.ids_at_corners(apart.flatten(0, 1), graph)
 
     def decode(self, ids: Tensor, num_faces: Tensor) -> Tensor:
         """b f c q, b -> b f c 3: the likeliest bins, 0 behind a mesh's end. Corners of the same ids are taken for one vertex:

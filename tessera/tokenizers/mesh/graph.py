@@ -74,10 +74,33 @@ def equal_ids(ids: Tensor, mask: Tensor, most: int) -> Tensor:
     """ids b f c q from 0 to most - 1, mask b f -> b f c: slots of each mesh; corners share one if all their q ids are equal.
     Those behind a mesh's end share one of their own."""
     flat = torch.where(mask[..., None, None], ids.long() + 1, 0).flatten(1, 2)
-    numbers = torch.zeros_like(flat[..., 0])
-    for link in flat.unbind(-1):
-        numbers = number_equal(numbers * (most + 1) + link)
-    return numbers.view(ids.shape[:-1])
+    return number_rows(flat, most + 1).view(ids.shape[:-1])
+
+
+def number_rows(rows: Tensor, most: int) -> Tensor:
+    """b n q from 0 to most - 1 -> b n: equal rows of a mesh get one number, as in `number_equal`."""
+    numbers = torch.zeros_like(rows[..., 0])
+    for column in rows.unbind(-1):
+        numbers = number_equal(numbers * most + column)
+    return numbers
+
+
+def told_apart(ids: Tensor, there: Tensor, most: int) -> Tensor:
+    """ids b n q from 0 to most - 1, there b n bool -> ids of which no two are equal, among those of a mesh that are there. What
+    differs in its last id alone is taken in order, and each goes at least one above the one before it; what would then be too
+    high stays just below the next. Where nothing was equal all stays; more than `most` of one beginning stay equal in part."""
+    firsts, last = ids[..., :-1].long(), ids[..., -1].long()
+    begins = number_rows(firsts, most) if firsts.shape[-1] else torch.zeros_like(last)
+    begins = torch.where(there, begins, ids.shape[1])
+    order = (begins * most + last).argsort(dim=1, stable=True)
+    begin, wanted = begins.gather(1, order), last.gather(1, order)
+    places = torch.arange(ids.shape[1], device=ids.device).expand_as(order)
+    start, end = (torch.searchsorted(begin, begin, right=right) for right in (False, True))
+    rank, size = places - start, end - start
+    far = most + ids.shape[1]  # further apart than any two within one beginning
+    free = (wanted - rank + begin * far).cummax(dim=1).values - begin * far + rank
+    free = torch.minimum(free, most - size + rank).clamp(min=0)
+    return torch.cat([firsts, torch.empty_like(last).scatter_(1, order, free)[..., None]], -1)
 
 
 def sum_at(values: Tensor, slots: Tensor) -> Tensor:

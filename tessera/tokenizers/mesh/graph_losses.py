@@ -17,6 +17,7 @@ from tessera.config import Config
 from tessera.contracts import Context, Loss, Nets
 from tessera.nn.quantizers import code_use
 from tessera.tokenizers.mesh.autoencoder import QUANTIZER, GraphTokenizer
+from tessera.tokenizers.mesh.graph import face_mask
 
 
 class GraphLossConfig(Config):
@@ -43,14 +44,23 @@ class GraphLosses:
 
     def measure(self, nets: Nets, batch: MeshBatch, context: Context) -> Loss:
         """Validation. Of the quantizer's terms only the commitment: the entropy of a batch is no mean over faces."""
-        made = tokenizer_of(nets)(batch.corners, batch.num_faces, batch.valid, self.terms.blur)
-        commitments = {name: term for name, term in made.terms.items() if name == "commitment"}
-        return Loss(made.scores["kl"], made.weight, {**made.scores, **commitments}, {"codes": made.sums["codes"]})
+        tokenizer = tokenizer_of(nets)
+        made = tokenizer(batch.corners, batch.num_faces, batch.valid, self.terms.blur)
+        parts = made.scores | {name: term for name, term in made.terms.items() if name == "commitment"}
+        parts["decoded_accuracy"] = num_back(tokenizer, batch)
+        return Loss(made.scores["kl"], made.weight, parts, {"codes": made.sums["codes"]})
 
     @staticmethod
     def digest(stats: Mapping[str, Tensor]) -> dict[str, float]:
         """Codebook use from summed counts of vertices."""
         return code_use(stats["codes"])
+
+
+def num_back(tokenizer: GraphTokenizer, batch: MeshBatch) -> Tensor:
+    """How many faces come back in all their bins from their ids, as what is drawn does: corners of the same ids together."""
+    back = tokenizer.decode(tokenizer.encode(batch.corners, batch.num_faces), batch.num_faces)
+    counted = face_mask(batch.num_faces, batch.corners.shape[1]) & batch.valid[:, None]
+    return ((back == batch.corners).all(-1).all(-1) & counted).float().sum()
 
 
 def tokenizer_of(nets: Nets) -> GraphTokenizer:

@@ -39,7 +39,7 @@ def build_stage(config: GraphTokenizerStageConfig, bins: int) -> Stage:
         ema_decay=config.ema_decay,
         turns=[Turn(name="tokenizer", trains=("tokenizer",), loss=losses.turn, max_grad_norm=config.optim.max_grad_norm)],
         optim={"tokenizer": config.optim},
-        best=Best("triangle_accuracy", higher_is_better=True),
+        best=Best("decoded_accuracy", higher_is_better=True),
         measure=losses.measure,
         after=follow,
         digest=losses.digest,
