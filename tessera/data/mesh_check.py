@@ -40,6 +40,8 @@ class MeshFile:
     """Triangles after cleaning; `data.max_faces` looks at these."""
     num_faces_in_bins: int
     """Triangles once vertices in one bin are welded: what training sees without augmentation."""
+    num_flat_in_bins: int
+    """Of those, the ones without area, three places on a line. They are kept: without them, neighbours would come apart."""
 
     @classmethod
     def of(cls, path: str, seen: SeenMesh) -> MeshFile:
@@ -57,6 +59,7 @@ class MeshFile:
             num_faces_read=done.num_faces_before,
             num_faces=done.num_faces_after,
             num_faces_in_bins=seen.num_faces,
+            num_flat_in_bins=seen.num_flat,
         )
 
 
@@ -145,4 +148,5 @@ def _totals(files: Sequence[MeshFile]) -> dict[str, int]:
         "degenerate faces": sum(file.num_degenerate for file in files),
         "duplicate faces": sum(file.num_duplicate for file in files),
         "faces lost in bins": sum(file.num_faces - file.num_faces_in_bins for file in files),
+        "faces without area": sum(file.num_flat_in_bins for file in files),
     }

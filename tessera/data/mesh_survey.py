@@ -36,6 +36,7 @@ class SeenMesh:
     sides: tuple[float, ...]  # of that box; the longest is scaled
     cleaning: Cleaning
     num_faces: int  # in bins: what training sees without augmentation
+    num_flat: int  # of those, the ones without area: three places on a line
     digest: bytes  # of the canonical mesh in bins
     cells: npt.NDArray[np.uint8]  # a bit a cell
 
@@ -79,6 +80,12 @@ def digest_of(corners: Corners) -> bytes:
     return hashlib.sha256(corners.astype("<i2").tobytes()).digest()
 
 
+def num_flat(corners: Corners) -> int:
+    """How many faces have no area, exactly."""
+    first, second, third = (corners[:, corner] for corner in range(3))
+    return int((np.cross(second - first, third - first) == 0).all(axis=1).sum())
+
+
 def cells_of(mesh: Mesh) -> npt.NDArray[np.uint8]:
     """Which cells of the grid the surface of a mesh within [-1, 1] passes through, as bits: those of points in every triangle
     that lie a third of a cell apart, so only cells that it cuts by a corner are missed."""
@@ -109,5 +116,5 @@ def _look(source: MeshFolder, config: MeshDataConfig, index: int) -> SeenMesh | 
     corners = quantise(mesh, config.bins)
     centre, sides = (tuple(map(float, part)) for part in bounding_box(reading.mesh))
     return SeenMesh(
-        reading.objects, reading.polygons, centre, sides, cleaning, len(corners), digest_of(corners), cells_of(mesh)
+        reading.objects, reading.polygons, centre, sides, cleaning, len(corners), num_flat(corners), digest_of(corners), cells_of(mesh)
     )  # fmt: skip

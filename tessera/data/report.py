@@ -41,7 +41,7 @@ class Report:
     num_exact_duplicates: int
     """Samples that equal an earlier one: pictures and clips by their bytes, meshes by their canonical form in bins."""
     duplicates: tuple[tuple[str, ...], ...]
-    """The first ten groups of equal ones."""
+    """All groups of equal ones."""
     num_near_groups: int
     """Groups of samples that look almost the same, equal ones included."""
     num_near_duplicates: int
@@ -88,7 +88,7 @@ class Report:
     def _duplicate_lines(self) -> Iterator[str]:
         if self.num_exact_duplicates:
             yield f"  exact duplicates of another file: {self.num_exact_duplicates:,}"
-            yield from (f"  same     {_few(group)}" for group in self.duplicates)
+            yield from shortened([f"  same     {_few(group)}" for group in self.duplicates], NUM_SHOWN)
         if self.num_near_groups:
             yield f"  near-duplicates: {self.num_near_duplicates:,} {self.kind} in {self.num_near_groups:,} groups"
             yield from shortened([f"  alike    {_few(group)}" for group in self.near_duplicates], NUM_SHOWN)
@@ -134,7 +134,7 @@ class Tally:
             "caption_examples": _examples([_cut(texts[0]) for texts in captions.values()]),
             "split": self.split(),
             "num_exact_duplicates": sum(len(group) - 1 for group in self.equal),
-            "duplicates": self.names(self.equal[:NUM_SHOWN]),
+            "duplicates": self.names(self.equal),
             "num_near_groups": len(self.near),
             "num_near_duplicates": sum(map(len, self.near)),
             "num_straddling": self.num_straddling(),

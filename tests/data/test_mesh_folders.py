@@ -147,6 +147,7 @@ def test_the_report(tmp_path: Path) -> None:
     tent, two = report.files
     assert (tent.path, tent.num_faces) == ("tent.glb", 60)
     assert (two.num_objects, two.num_triangulated, two.num_welded, two.num_unused) == (2, 1, 1, 1)
+    assert (tent.num_flat_in_bins, two.num_flat_in_bins) == (0, 0)
     assert (two.num_faces_read, two.num_degenerate, two.num_duplicate, two.num_faces) == (5, 1, 1, 3)
     assert (two.centre, two.sides) == ((0.5, 0.0, 0.5), (1.0, 0.0, 1.0)), "of what faces use, turned up"
     assert json.loads(json.dumps(report.to_json()))["files"][1]["sides"] == [1.0, 0.0, 1.0]
@@ -159,6 +160,26 @@ def test_the_report(tmp_path: Path) -> None:
     assert (more.num_too_large, more.num_samples) == (0, 3)
     with pytest.raises(UserError, match="max_face"):
         checked(tmp_path, "data.max_face=900")
+
+
+def test_all_groups_of_equal_meshes_are_named_and_ten_are_shown(tmp_path: Path) -> None:
+    for count in range(12):
+        for copy in "ab":
+            write(tmp_path, f"{count}-{copy}.obj", fan(40 + count))
+    report = checked(tmp_path)
+    assert len(report.duplicates) == report.num_exact_duplicates == 12
+    same = [line for line in report.lines() if line.startswith("  same ")]
+    assert len(same) == 10
+    assert "  ... and 2 more" in report.lines()
+
+
+def test_faces_without_area_are_counted_and_kept(tmp_path: Path) -> None:
+    """A corner lies on the long side of another face: between them is a face whose three places are on one line."""
+    (tmp_path / "gap.obj").write_text("v 0 0 0\nv 4 0 0\nv 0 4 0\nv 0 2 0\nv -2 2 0\nf 1 2 3\nf 1 3 4\nf 1 4 5\nf 4 3 5\n")
+    report = checked(tmp_path, "data.bins=64")
+    (gap,) = report.files
+    assert (gap.num_faces, gap.num_faces_in_bins, gap.num_flat_in_bins) == (4, 4, 1)
+    assert "faces without area 1" in "\n".join(report.lines())
 
 
 def test_the_histogram_of_faces() -> None:
