@@ -31,7 +31,8 @@ def test_what_is_judged_is_drawn_as_asked(run: Path, session: Session, monkeypat
         found.append(met[-1].sample(captions, 7))
         for row, caption in enumerate(captions):
             (wanted,) = session.sample(caption, seed=7 + row, options={"guidance": guidance})
-            assert np.array_equal(found[-1][row], np.asarray(wanted))
+            gap = np.asarray(wanted).astype(int) - found[-1][row]
+            assert abs(gap).max() <= 1, "the same picture; its place in a chunk changes rounding"
     assert not np.array_equal(*found)
 
 
