@@ -26,7 +26,6 @@ from tessera.generators.autoregressive.grid_stage import GridStageConfig, build_
 from tessera.nn import nearby
 from tessera.nn.nearby import NearbyConfig
 from tessera.nn.quantizers import FSQConfig
-from tessera.recipes.clips.presets import NEARBY
 from tessera.recipes.precision import full_precision
 from tessera.recording import Lean
 from tessera.text.bytes import ByteEncoder, ByteTextConfig
@@ -70,6 +69,10 @@ WAYS: dict[str, dict[str, Any]] = {
 """How a clip is looked at in training: the window by a mask over all pairs, everything before, and the window by tiles."""
 
 
+FIRST = {"first_whole": 0, "diagonals": 2}
+"""`first_step` of a variant."""
+
+
 def grid() -> tuple[int, int, int]:
     """Of the peer's tokens, 10 frames of 16 x 16; on a CPU 3 of 4 x 4."""
     return (3, 4, 4) if reduced() else (10, 16, 16)
@@ -80,8 +83,8 @@ def fitted(config: GridStageConfig) -> GridStageConfig:
     model = config.model
     if "layers8" in variant():
         model = model.model_copy(update={"depth": 8})
-    if "first_whole" in variant():
-        first = {"first_whole": True, "first_step": NEARBY.first_step}
+    if words := variant() & FIRST.keys():
+        first = {"first_whole": True, "first_step": max(FIRST[word] for word in words)}
         model = model.model_copy(update={"nearby": model.nearby.model_copy(update=first)})
     if reduced():
         model = model.model_copy(update={"width": 64, "depth": 3, "heads": 2, "inner_width": 32})

@@ -138,11 +138,11 @@ def test_layers_of_a_variant(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fitted(GENERATOR).model == GENERATOR.model.model_copy(update={"depth": 8})
 
 
-def test_a_first_frame_that_is_seen_whole_is_drawn_cell_by_cell(monkeypatch: pytest.MonkeyPatch) -> None:
-    short = CASES["video.ar.sample"](None)["passes"]
-    monkeypatch.setenv("TESSERA_BENCH", "first_whole")
+@pytest.mark.parametrize(("word", "passes"), [("", 2 * 3 + 4), ("first_whole", 4 * 4), ("diagonals", 2 * 3 + 4)])
+def test_how_a_frame_is_drawn(word: str, passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TESSERA_BENCH", word)
     row = CASES["video.ar.sample"](None)
-    assert (short, row["passes"], row["variant"]) == (2 * 3 + 4, 4 * 4, "first_whole")
+    assert (row["passes"], row["variant"]) == (passes, word)
 
 
 def test_a_frame_takes_46_passes_at_the_full_size() -> None:
