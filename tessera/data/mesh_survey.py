@@ -115,6 +115,5 @@ def _look(source: MeshFolder, config: MeshDataConfig, index: int) -> SeenMesh | 
         return RefusedMesh(refusal(error), isinstance(error, TooManyFaces))
     corners = quantise(mesh, config.bins)
     centre, sides = (tuple(map(float, part)) for part in bounding_box(reading.mesh))
-    return SeenMesh(
-        reading.objects, reading.polygons, centre, sides, cleaning, len(corners), num_flat(corners), digest_of(corners), cells_of(mesh)
-    )  # fmt: skip
+    faces, flat, digest = len(corners), num_flat(corners), digest_of(corners)
+    return SeenMesh(reading.objects, reading.polygons, centre, sides, cleaning, faces, flat, digest, cells_of(mesh))
