@@ -60,17 +60,17 @@ class Attention(nn.Module):
 
     def asked(self, x: Tensor) -> Tensor:
         """b n d -> queries b h n k"""
-        return self.query_norm(self._by_head(self.query(x)))
+        return self._by_head(self.query(x), self.query_norm)
 
     def offered(self, context: Tensor) -> tuple[Tensor, Tensor]:
         """b m c -> keys and values b h m k"""
-        key, value = (self._by_head(part) for part in self.key_value(context).chunk(2, dim=-1))
-        return self.key_norm(key), value
+        key, value = self.key_value(context).chunk(2, dim=-1)
+        return self._by_head(key, self.key_norm), self._by_head(value)
 
-    def recall(self, x: Tensor, kept: Tensor, mask: Tensor) -> Tensor:
-        """x b n d looks at a context whose keys and values (2 b h m k, of `offered`) were kept; mask b m."""
+    def recall(self, x: Tensor, kept: Tensor, bias: Tensor) -> Tensor:
+        """x b n d looks at a context whose keys and values (2 b h m k, of `offered`) were kept; bias b 1 1 m, of its mask."""
         key, value = kept.unbind(0)
-        return self.attend(self.asked(x), key, value, mask)
+        return self.join(F.scaled_dot_product_attention(self.asked(x), key, value, attn_mask=bias))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """b h n k each, mask b m -> b n d"""
@@ -81,8 +81,10 @@ class Attention(nn.Module):
         """b h n k -> b n d"""
         return self.out(rearrange(seen, "b h n k -> b n (h k)"))
 
-    def _by_head(self, x: Tensor) -> Tensor:
-        return rearrange(x, "b n (h k) -> b h n k", h=self.heads)
+    def _by_head(self, x: Tensor, norm: nn.Module | None = None) -> Tensor:
+        """b n d -> b h n k; normalised where the channels of a head still lie one head after another, which needs no copy."""
+        x = x.unflatten(-1, (self.heads, -1))
+        return rearrange(x if norm is None else norm(x), "b n h k -> b h n k")
 
 
 class CausalAttention(Attention):
@@ -95,12 +97,13 @@ class CausalAttention(Attention):
         query, key, value = self.project(x, None, turns)
         return self.join(F.scaled_dot_product_attention(query, key, value, is_causal=True))
 
-    def step(self, x: Tensor, turns: Tensor, kept: Tensor, place: Tensor) -> Tensor:
-        """x b 1 d at a place (1 int64) whose turns are 2 1 k; kept 2 b h n k is written there, and not seen behind it."""
+    def step(self, x: Tensor, turns: Tensor, kept: Tensor, place: Tensor, bias: Tensor) -> Tensor:
+        """x b 1 d at a place (1 int64) whose turns are 2 1 k; kept 2 b h n k is written there, and seen as far as bias (1 n)
+        lets it."""
         query, key, value = self.project(x, None, turns)
         kept.index_copy_(3, place, torch.stack([key, value]).to(kept.dtype))
-        seen, (key, value) = torch.arange(kept.shape[3], device=x.device) <= place, kept.to(query.dtype).unbind(0)
-        return self.join(F.scaled_dot_product_attention(query, key, value, attn_mask=seen[None]))
+        key, value = kept.to(query.dtype).unbind(0)
+        return self.join(F.scaled_dot_product_attention(query, key, value, attn_mask=bias))
 
 
 class FeedForward(nn.Module):
@@ -129,6 +132,14 @@ class EncoderBlock(nn.Module):
         """b n d -> b n d"""
         x = x + self.attention(self.norm1(x), mask=mask, turns=turns)
         return x + self.feed_forward(self.norm2(x))
+
+
+def bias_of(seen: Tensor, kind: torch.dtype) -> Tensor:
+    """Of a mask (... m, True where a key may be seen) what attention adds to its logits, for many layers: each of them would make
+    this of a mask anew, and copy it into rows whose lengths in memory are multiples of 16, as kernels for GPUs need them."""
+    *rest, num = seen.shape
+    bias = torch.full((*rest, num + -num % 16), -math.inf, dtype=kind, device=seen.device)[..., :num]
+    return bias.masked_fill_(seen, 0.0)
 
 
 def pool(states: Tensor, mask: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from tessera.config import Config, UserError
-from tessera.nn.attention import Attention
+from tessera.nn.attention import Attention, bias_of
 from tessera.nn.positions import grid_coordinates
 
 RASTER = 1 << 16  # more than any row has slots: rows of the first frame come one after another
@@ -275,23 +275,27 @@ class NearbyAttention(Attention):
 class View:
     """What some slots see of what is kept."""
 
-    seen: Tensor  # m k bool
+    bias: Tensor  # m k; of some places that of `alone`
     index: Tensor | None  # m k: places of what is kept; None: all of them
 
     def __call__(self, query: Tensor, kept: Tensor) -> Tensor:
         """query b h m k -> b h m k"""
         if self.index is None:
             key, value = kept.to(query.dtype).unbind(0)
-            return F.scaled_dot_product_attention(query, key, value, attn_mask=self.seen)
+            return F.scaled_dot_product_attention(query, key, value, attn_mask=self.bias)
         key, value = kept.index_select(3, self.index.flatten()).to(query.dtype).unflatten(3, self.index.shape).unbind(0)
-        return attend_alone(query, key, value, self.seen)
+        return attend_alone(query, key, value, self.bias)
 
 
-def attend_alone(query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> Tensor:
-    """Each query has keys of its own: query b h m d, key and value b h m k d, seen m k bool -> b h m d."""
-    heads, mask = query.shape[1], seen.repeat(query.shape[1], 1)[:, None]
+def alone(seen: Tensor, heads: int, kind: torch.dtype) -> Tensor:
+    """m k bool -> (h m) 1 k: the bias of `attend_alone`."""
+    return bias_of(seen.repeat(heads, 1)[:, None], kind)
+
+
+def attend_alone(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+    """Each query has keys of its own: query b h m d, key and value b h m k d, bias (h m) 1 k -> b h m d."""
     parts = rearrange(query, "b h m d -> b (h m) 1 d"), key.flatten(1, 2), value.flatten(1, 2)
-    return rearrange(F.scaled_dot_product_attention(*parts, attn_mask=mask), "b (h m) 1 d -> b h m d", h=heads)
+    return rearrange(F.scaled_dot_product_attention(*parts, attn_mask=bias), "b (h m) 1 d -> b h m d", h=query.shape[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,16 +339,17 @@ class Ring(NamedTuple):
         """Where a slot lies."""
         return frame % self.frames * (self.rows * self.slots) + place
 
-    def view(self, reach: Reach, window: Window | None, slot: Slot, last: Tensor) -> View:
-        """What slots (m) see while `last` (1) is the newest frame. Without a window all places are looked at."""
+    def view(self, reach: Reach, window: Window | None, slot: Slot, last: Tensor, kept: Tensor) -> View:
+        """What slots (m) see of what is kept (2 b h n k) while `last` (1) is the newest frame. Without a window all places are
+        looked at."""
         if window is None:
             grid, index = Grid(*self), torch.arange(self.size - 1, device=last.device)
             key = grid.slot(index)
             key = key._replace(frame=last - (last - key.frame) % self.frames)  # the newest frame that lies there
             seen = reach.sees(Slot(*(part[:, None] for part in slot)), key) & (key.frame >= 0)
-            return View(F.pad(seen, (0, 1)), None)
+            return View(bias_of(F.pad(seen, (0, 1)), kept.dtype), None)
         place = slot.row * self.slots + slot.column
         back = window.back[place]
         seen = window.there[place] & (back <= slot.frame[:, None])
         index = self.at(slot.frame[:, None] - back, window.place[place])
-        return View(seen, torch.where(seen, index, self.size - 1))
+        return View(alone(seen, kept.shape[2], kept.dtype), torch.where(seen, index, self.size - 1))

@@ -30,7 +30,7 @@ class BesideSome:
     """The other grid, for some slots: what each of them sees."""
 
     cells: Tensor  # b m k c
-    seen: Tensor  # m k bool
+    bias: Tensor  # (h m) 1 k
     slot_turns: Tensor  # 2 m k
     cell_turns: Tensor  # 2 m k k
 
@@ -87,6 +87,6 @@ class NearbyCross(Attention):
     def step(self, x: Tensor, beside: BesideSome) -> Tensor:
         """x b m d, some slots."""
         query, key, value = self.project(self.norm(x), beside.cells.flatten(1, 2), None)
-        key, value = (part.unflatten(2, beside.seen.shape) for part in (key, value))
+        key, value = (part.unflatten(2, beside.cells.shape[1:3]) for part in (key, value))
         query, key = rotate(query, beside.slot_turns), rotate(key, beside.cell_turns)
-        return self.join(attend_alone(query, key, value, beside.seen))
+        return self.join(attend_alone(query, key, value, beside.bias))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from einops import rearrange
 
-from tessera.nn.attention import Attention, FeedForward, frequencies_of, pool
+from tessera.nn.attention import Attention, CausalAttention, FeedForward, bias_of, frequencies_of, pool
 from tessera.nn.positions import grid_coordinates, rotary_turns, rotate
 
 
@@ -69,6 +69,32 @@ def test_what_is_masked_gets_no_gradient() -> None:
     assert context.grad is not None
     reached = context.grad.abs().sum(-1)[0] > 0
     assert reached.tolist() == mask[0].tolist()
+
+
+@pytest.mark.parametrize("num", [1, 15, 16, 33])
+def test_a_bias_is_its_mask(num: int) -> None:
+    torch.manual_seed(0)
+    seen = torch.rand(3, 1, 1, num) < 0.5
+    seen[..., 0] = True
+    bias = bias_of(seen, torch.float32)
+    assert bias.shape == seen.shape
+    assert bias.stride(0) % 16 == 0, "kernels for GPUs copy other rows"
+    torch.testing.assert_close(bias.exp(), seen.float(), rtol=0, atol=0)
+    layer, x, context = Attention(16, 2, context_width=6), torch.randn(3, 4, 16), torch.randn(3, num, 6)
+    found = layer.recall(x, torch.stack(layer.offered(context)), bias)
+    torch.testing.assert_close(found, layer(x, context, seen[:, 0, 0]), rtol=0, atol=1e-6)
+
+
+def test_one_place_at_a_time_is_all_of_them() -> None:
+    torch.manual_seed(0)
+    layer, x, turns = CausalAttention(16, 2), torch.randn(3, 7, 16), rotary_turns(torch.arange(7)[:, None], 8)
+    kept, whole = torch.full((2, 3, 2, 7, 8), 100.0), layer(x, turns=turns)
+    for index in range(7):
+        place = torch.tensor([index])
+        before = bias_of(torch.arange(7)[None] <= place, x.dtype)
+        with torch.no_grad():
+            found = layer.step(x[:, place], turns[:, place], kept, place, before)
+        torch.testing.assert_close(found[:, 0], whole[:, index], rtol=0, atol=1e-5)
 
 
 def test_feed_forward_and_means() -> None:

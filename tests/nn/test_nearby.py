@@ -135,7 +135,7 @@ def test_what_is_gathered_from_a_ring_is_the_dense_mask(reach: Reach, gathered: 
             slot = grid.slot(own)
             kept[:, :, :, ring.at(slot.frame, own % grid.area)] = torch.stack([key, value])[:, :, :, own]
             seen_whole = reach.first and frame == 0  # what is gathered is a window
-            view = ring.view(reach, None if seen_whole else window, slot, torch.tensor([frame]))
+            view = ring.view(reach, None if seen_whole else window, slot, torch.tensor([frame]), kept)
             torch.testing.assert_close(view(query[:, :, own], kept), dense[:, :, own], rtol=0, atol=1e-5)
 
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from tessera.batches import TextStates
 from tessera.generators.autoregressive.model import AutoregressiveConfig, Hourglass, Layer
 from tessera.generators.masked.model import digit_sizes, join_digits, split_digits
-from tessera.nn.nearby import Grid, NearbyAttention, NearbyConfig, Reach, Sight, Slot, View, sight_of
+from tessera.nn.attention import bias_of
+from tessera.nn.nearby import Grid, NearbyAttention, NearbyConfig, Reach, Sight, Slot, View, alone, sight_of
 from tessera.nn.nearby_cross import Beside, BesideSome, CrossWindow, NearbyCross, cell_turns, seen_cells, slot_turns
 from tessera.nn.positions import rotary_turns
 
@@ -53,13 +54,13 @@ class GridBlock(Layer):
         return self.along(x, lambda x: self.attention.look(x, turns, sight), lambda x: self.cross(x, text, mask), sketch)
 
     def step(
-        self, x: Tensor, told: Tensor, mask: Tensor, turns: Tensor, kept: Tensor, places: Tensor, view: View,
+        self, x: Tensor, told: Tensor, bias: Tensor, turns: Tensor, kept: Tensor, places: Tensor, view: View,
         beside: BesideSome | None = None,
     ) -> Tensor:  # fmt: skip
-        """Some slots, x b m d; told 2 b h m k, of the text; kept 2 b h n k."""
+        """Some slots, x b m d; told 2 b h m k and bias b 1 1 m, of the text; kept 2 b h n k."""
         sketch = None if self.sketch is None or beside is None else partial(self.sketch.step, beside=beside)
         attend = partial(self.attention.step, turns=turns, kept=kept, places=places, view=view)
-        return self.along(x, attend, partial(self.cross.recall, kept=told, mask=mask), sketch)
+        return self.along(x, attend, partial(self.cross.recall, kept=told, bias=bias), sketch)
 
 
 class GridAutoregressive(Hourglass):
@@ -181,7 +182,8 @@ class GridAutoregressive(Hourglass):
         gone = torch.stack([torch.where(index >= sketch.shape[1], size, -1) for size in self.sizes], dim=-1)
         parts = torch.where(gone < 0, parts, gone)
         turns = slot_turns(slot, self.head_width), cell_turns(cell, columns, self.head_width)
-        return BesideSome(self.sketched(parts), seen, *turns)
+        sketched = self.sketched(parts)
+        return BesideSome(sketched, alone(seen, self.heads, sketched.dtype), *turns)
 
     def split_sketch(self, ids: Tensor) -> Tensor:
         """b t h w or b t h w q -> b t h w p; nothing is one more value of each part."""
@@ -202,7 +204,8 @@ class GridAutoregressive(Hourglass):
         """Some slots, x b m d, with told l 2 b h m k and kept l 2 b h n k -> what is known of the cells that they guess,
         b m d."""
         turns = rotary_turns(torch.stack(slot, dim=-1), self.head_width).to(x.dtype)
+        bias = bias_of(mask[:, None, None], x.dtype)
         for index, reach in enumerate(self.layer_reaches):
             block: Any = self.blocks[index]
-            x = block.step(x, told[index], mask, turns, kept[index], places, views[self.reaches.index(reach)], beside)
+            x = block.step(x, told[index], bias, turns, kept[index], places, views[self.reaches.index(reach)], beside)
         return self.known(x, slot.frame)

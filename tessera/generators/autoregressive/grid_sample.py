@@ -49,10 +49,10 @@ class Plan:
     windows: tuple[Window | None, ...]  # for each of them; None: frames are seen whole
     sketch: CrossWindow | None  # where the network takes sketches
 
-    def views(self, slot: Slot, newest: Tensor) -> list[View]:
-        """What slots (m) see, for each of `reaches`; equal ones are looked up once."""
+    def views(self, slot: Slot, newest: Tensor, kept: Tensor) -> list[View]:
+        """What slots (m) see of what any layer keeps (2 b h n k), for each of `reaches`; equal ones are looked up once."""
         kinds = dict(zip(self.reaches, self.windows, strict=True))
-        found = {reach: self.ring.view(reach, window, slot, newest) for reach, window in kinds.items()}
+        found = {reach: self.ring.view(reach, window, slot, newest, kept) for reach, window in kinds.items()}
         return [found[reach] for reach in self.reaches]
 
 
@@ -202,7 +202,8 @@ class GridWriter:
         beside = None
         if setup.sketch is not None and plan.sketch is not None:
             beside = net.beside_some(setup.sketch, plan.sketch, slot)
-        context = net.step(x, setup.told, setup.mask, slot, setup.kept, places, plan.views(slot, newest), beside)
+        views = plan.views(slot, newest, setup.kept[0])
+        context = net.step(x, setup.told, setup.mask, slot, setup.kept, places, views, beside)
         choice = Choice(self, setup, slot)
         net.write(context, choice)
         guesses = there & (column < cells.slots)

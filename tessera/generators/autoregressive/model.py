@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from tessera.batches import TextStates
 from tessera.config import Config
-from tessera.nn.attention import Attention, CausalAttention, FeedForward, RMSNorm, linear
+from tessera.nn.attention import Attention, CausalAttention, FeedForward, RMSNorm, bias_of, linear
 from tessera.nn.positions import rotary_turns
 
 PREFIX = 2  # places before the first group: the text as a whole, and the length that is asked for
@@ -94,10 +94,11 @@ class Block(Layer):
         """x b n d, text b m c, mask b m, turns 2 n k"""
         return self.along(x, lambda x: self.attention(x, turns=turns), lambda x: self.cross(x, text, mask))
 
-    def step(self, x: Tensor, told: Tensor, mask: Tensor, turns: Tensor, kept: Tensor, place: Tensor) -> Tensor:
-        """One place, x b 1 d; told 2 b h m k, kept 2 b h n k."""
-        attend = partial(self.attention.step, turns=turns, kept=kept, place=place)
-        return self.along(x, attend, partial(self.cross.recall, kept=told, mask=mask))
+    def step(self, x: Tensor, told: Tensor, bias: Tensor, turns: Tensor, kept: Tensor, place: Tensor, before: Tensor) -> Tensor:
+        """One place, x b 1 d; told 2 b h m k and bias b 1 1 m, of the text; kept 2 b h n k and before 1 n, the bias of places
+        that come later."""
+        attend = partial(self.attention.step, turns=turns, kept=kept, place=place, bias=before)
+        return self.along(x, attend, partial(self.cross.recall, kept=told, bias=bias))
 
 
 class Level(nn.Module):
@@ -233,9 +234,10 @@ class Autoregressive(Hourglass):
     def step(self, x: Tensor, told: Tensor, mask: Tensor, kept: Tensor, place: Tensor) -> Tensor:
         """One place of the outer sequence, x b 1 d, with told l 2 b h m k and kept l 2 b h n k -> what is known of the next
         group, b d."""
-        turns = self.turns(place).to(x.dtype)
+        turns, bias = self.turns(place).to(x.dtype), bias_of(mask[:, None, None], x.dtype)
+        before = bias_of(torch.arange(kept.shape[4], device=x.device)[None] <= place, x.dtype)
         for block, text, own in zip(self.blocks, told, kept, strict=True):
-            x = block.step(x, text, mask, turns, own, place)  # type: ignore[operator]
+            x = block.step(x, text, bias, turns, own, place, before)  # type: ignore[operator]
         return self.norm(x[:, 0])
 
 
