@@ -88,8 +88,8 @@ def taught(net: nn.Module, learned: list[nn.Parameter], lr: float, meshes: Seque
         steps += 1
         if time.monotonic() > told + 30:
             told = time.monotonic()
-            print(f"{name}: step {steps}, {told - begun:.0f} s, loss {float(loss):.4f}", flush=True)
-    print(f"{name}: {steps} steps of {BATCH} in {time.monotonic() - begun:.0f} s, loss {float(loss):.4f}", flush=True)
+            print(f"{name}: step {steps}, {told - begun:.0f} s, loss {loss.item():.4f}", flush=True)
+    print(f"{name}: {steps} steps of {BATCH} in {time.monotonic() - begun:.0f} s, loss {loss.item():.4f}", flush=True)
 
 
 def padded(meshes: Sequence[Mesh]) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from tessera.generators.autoregressive.grid_model import GridAutoregressive, Gri
 from tessera.generators.autoregressive.grid_sample import GridSampleConfig, GridSampler, GridWriter, plans_of
 from tessera.generators.autoregressive.grid_schedule import Schedule, sequential, wavefront
 from tessera.nn.nearby import Grid, NearbyConfig, Window, window_of
-from tessera.recording import Lean, mapped
+from tessera.recording import Lean, mapped, shapes_of
 from tests.generators.grid_toys import CPU, NEAR, VOCABULARY, anything, arranged, clips, drawn, generator, rows, watched, words
 
 CASES = [
@@ -121,17 +123,39 @@ def test_the_text_is_read_once_for_each_scene_not_in_every_pass() -> None:
     assert len(calls) == 2
 
 
-def test_memory_does_not_grow_with_a_clip() -> None:
-    writer = GridWriter(Lean(generator()), GridSampleConfig(guidance=1.0))
-    frames, sizes = 0, set()
+@pytest.mark.parametrize("near", ["window", "first"])
+def test_memory_does_not_grow_with_a_clip(near: str) -> None:
+    writer = GridWriter(Lean(generator(near)), GridSampleConfig(guidance=1.0))
     setup, _ = writer.prepare(words(1), torch.tensor([0]), None, torch.tensor([0]), None)
-    assert setup.kept.shape[4] == setup.plan.ring.size == (2 + 2) * 3 * 5 + 1
-    for ids in GridSampler(writer)(words(1), torch.tensor([0]), 100):
+    assert setup.kept.shape[4] == setup.plan.ring.size == (2 * 3 * 5 if near == "first" else 4 * 3 * 5) + 1
+    frames, held = 0, {}
+    for ids in GridSampler(writer)(words(1), torch.tensor([0]), 60):
         frames += 1
-        sizes.add(ids.untyped_storage().nbytes())
         assert ids.shape == (1, 1, 3, 4)
-    assert frames == 100
-    assert sizes == {3 * 4 * 8}
+        if frames in (5, 30, 60):
+            held[frames] = live_bytes()
+    assert frames == 60
+    assert held[5] == held[30] == held[60] > 0, "whatever holds tensors while it draws"
+
+
+def live_bytes() -> int:
+    """Of all tensors that somebody holds."""
+    gc.collect()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # asking some objects for their class is answered by libraries' warnings
+        tensors = [thing for thing in gc.get_objects() if isinstance(thing, torch.Tensor)]
+        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(storages.values())
+
+
+def test_passes_are_recorded_for_few_numbers_of_known_frames_and_of_a_sketchs() -> None:
+    writer = GridWriter(Lean(generator(sketch=3)), GridSampleConfig(guidance=2.0))
+    seeds, shapes = torch.arange(2), set()
+    for num in range(1, 17):
+        known = clips(2, num)
+        setup, state = writer.prepare(words(2), seeds, None, torch.zeros(2), known, known)
+        shapes.add(shapes_of(setup, state))
+    assert len(shapes) == 5, "1, 2, 4, 8 and 16"
 
 
 # ---- scenes

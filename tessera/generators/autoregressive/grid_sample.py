@@ -90,7 +90,8 @@ class Setup:
     mask: Tensor  # b or 2b, m bool
     kept: Tensor  # l 2 (b or 2b) h n k: keys and values, in the ring
     parts: Tensor  # b n p: parts of cells, in a ring of as many frames
-    known: Tensor  # b k p: those of the first frames; k may be 0
+    known: Tensor  # b k p: those of the first frames, filled up; k may be 0
+    num_known: Tensor  # 1 int64: how many of those are given
     sketch: Tensor | None  # b or 2b, k p: those of the sketch's frames, at least of one; nothing in the branch without text
 
 
@@ -146,8 +147,9 @@ class GridWriter:
         rows, kind = len(mask), told.dtype
         kept = torch.zeros(len(net.blocks), 2, rows, net.heads, plan.ring.size, net.head_width, dtype=kind, device=device)
         parts = torch.zeros(size, self.cells(plan).size, len(net.sizes), dtype=torch.long, device=device)
-        given = parts[:, :0] if known is None else net.split(known).flatten(1, 3)
-        setup = Setup(plan, seeds, zero, start, told, mask, kept, parts, given, self.sketch(sketch, seeds))
+        given = parts[:, :0] if known is None else net.split(filled_up(known, 0)).flatten(1, 3)
+        num_known = torch.full_like(zero, 0 if known is None else math.prod(known.shape[1:4]))
+        setup = Setup(plan, seeds, zero, start, told, mask, kept, parts, given, num_known, self.sketch(sketch, seeds))
         return setup, State(zero.clone())
 
     def told(self, text: TextStates, negative: TextStates | None, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -179,6 +181,7 @@ class GridWriter:
             return None
         if sketch is None:
             sketch = seeds.new_full((len(seeds), 1, *net.grid[1:], *((net.codes,) if net.codes else ())), net.nothing)
+        sketch = filled_up(sketch, net.nothing)
         both = torch.cat([sketch, torch.full_like(sketch, net.nothing)]) if self.config.guided else sketch
         return net.split_sketch(both).flatten(1, 3)
 
@@ -225,6 +228,13 @@ def grown(ring: Tensor, size: int) -> Tensor:
     return F.pad(ring[..., :-1, :], (0, 0, 0, size - ring.shape[-2] + 1))
 
 
+def filled_up(ids: Tensor, value: int) -> Tensor:
+    """b k ... -> b n ..., n the next power of two: passes are recorded anew for every shape, and a recording stays."""
+    num = ids.shape[1]
+    more = (1 << (num - 1).bit_length()) - num
+    return torch.cat([ids, ids.new_full((len(ids), more, *ids.shape[2:]), value)], dim=1)
+
+
 class Choice:
     """The cells of one pass, one part of each after another."""
 
@@ -232,10 +242,10 @@ class Choice:
         self.writer, self.parts, count = writer, list[Tensor](), setup.parts.shape[2]
         keys = mix_tensors(setup.seeds[:, None], *slot)  # of the cell alone: its turn is not asked
         self.numbers = uniform(CHOICE, keys.flatten(), count).view(*keys.shape, count)
-        ring, num_known = setup.plan.ring, setup.known.shape[1]
+        ring, room = setup.plan.ring, setup.known.shape[1]
         place = (slot.frame * ring.rows + slot.row) * (ring.slots - 1) + slot.column
-        self.given = place < num_known if num_known else None
-        self.known = setup.known.index_select(1, place.clamp(max=num_known - 1)) if num_known else setup.known
+        self.given = place < setup.num_known if room else None
+        self.known = setup.known.index_select(1, place.clamp(max=room - 1)) if room else setup.known
 
     def __call__(self, logits: Tensor) -> Tensor:
         """logits b m v or 2b m v -> one part of each cell, the same in both branches."""
@@ -248,8 +258,8 @@ class Choice:
 
 
 class GridSampler:
-    """Whole clips, of any length. On a GPU passes are recorded, once for each plan and size of batch, text and known frames;
-    weights are read where they lie."""
+    """Whole clips, of any length. On a GPU passes are recorded, once for each plan and size of batch, text, known frames and
+    sketch, of which the last two come in powers of two; weights are read where they lie."""
 
     def __init__(self, writer: GridWriter, recorded: bool = True) -> None:
         self.writer, self.records = writer, recorded
