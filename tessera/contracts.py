@@ -255,13 +255,15 @@ class Chunk:
     scenes: Sequence[Scene] | None = None  # of a clip of several scenes; then captions are not read
     sketch: Tensor | None = None  # b k h w ids: of a sketch of the clip, at their places; what is drawn may be longer or shorter
     sketched: Tensor | None = None  # k bool with `sketch`: which of its latent frames are there; the others count nowhere
+    num_asked: int | None = None  # rows behind so many only fill up, and may be left out of what is drawn
 
 
 class Draw(Protocol):
     """A recipe's trained nets, ready to draw."""
 
     def __call__(self, chunk: Chunk) -> Sequence[Any]:
-        """One thing of the recipe's medium for every row: a PIL picture, a `media.clips.Clip`, a `media.meshes.Mesh`."""
+        """One thing of the recipe's medium for every row that is asked for: a PIL picture, a `media.clips.Clip`, a
+        `media.meshes.Mesh`."""
 
     def loss(self, real: Any, captions: Sequence[str | None]) -> Mapping[str, float]:
         """Held-out loss of real things (pictures as uint8 n h w c, or a list of clips or meshes), in the units of training."""

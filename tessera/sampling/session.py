@@ -139,6 +139,7 @@ class Session:
                 scenes=request.scenes or None,
                 sketch=None if sketch is None else sketch.expand(size, *sketch.shape[1:]),
                 sketched=sketched,
+                num_asked=len(some),
             )
             made += draw(chunk)[: len(some)]
         return made

@@ -38,6 +38,10 @@ def words(num: int, length: int = 4, seed: int = 7) -> TextStates:
     return TextStates(states, torch.ones(num, length, dtype=torch.bool), states.mean(1))
 
 
+def rows_of(text: TextStates, picked: list[int]) -> TextStates:
+    return TextStates(text.states[picked], text.mask[picked], text.pooled[picked])
+
+
 def canonical(num: int, faces: int, seed: int = 0) -> Tensor:
     """b f 9: random meshes in canonical order."""
     order, rng = FaceOrder(BINS), torch.Generator().manual_seed(seed)
@@ -259,11 +263,26 @@ def test_a_sample_depends_on_its_own_seed_alone_and_leaving_rows_change_nothing(
     shrunk, same_ends = Sampler(Writer(Lean(net), leave, constraint))(text, seeds, 100)
     assert torch.equal(ends, same_ends)
     assert torch.equal(whole, shrunk)
-    picked = torch.tensor([7, 2])
-    few = TextStates(text.states[picked], text.mask[picked], text.pooled[picked])
-    alone, alone_ends = Sampler(Writer(Lean(net), stay, constraint))(few, seeds[picked], 100)
+    picked = [7, 2]
+    alone, alone_ends = Sampler(Writer(Lean(net), stay, constraint))(rows_of(text, picked), seeds[picked], 100)
     assert torch.equal(alone_ends, ends[picked])
     assert torch.equal(alone, whole[picked])
+
+
+@pytest.mark.parametrize(("num_asked", "size"), [(1, 1), (3, 4), (6, 8), (9, 9)])
+def test_rows_that_only_fill_up_never_enter(num_asked: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, text, seeds, sizes = generator(), words(9), torch.arange(9), list[int]()
+    writer = Writer(Lean(net), AutoregressiveSampleConfig(guidance=1.0), Coordinates(BINS).constraint)
+    whole, ends = Sampler(writer)(text, seeds, 12)
+    plain = Writer.step_once
+    monkeypatch.setattr(Writer, "step_once", lambda self, setup, state: sizes.append(len(state.x)) or plain(self, setup, state))
+    found, same_ends = Sampler(writer)(text, seeds, 12, num_asked=num_asked)
+    assert sizes[0] == size
+    assert torch.equal(found[:num_asked], whole[:num_asked])
+    assert torch.equal(same_ends[:num_asked], ends[:num_asked])
+    assert not same_ends[num_asked:].any()
+    stays = Writer(Lean(net), AutoregressiveSampleConfig(guidance=1.0, leave=False), Coordinates(BINS).constraint)
+    assert torch.equal(Sampler(stays)(text, seeds, 12, num_asked=num_asked)[0], whole)
 
 
 def test_every_sample_is_a_canonical_mesh_and_begins_with_what_is_known() -> None:
@@ -298,20 +317,38 @@ def test_captions_and_lengths_are_taken_away_as_often_as_asked() -> None:
     assert 0.3 < (seen["lengths"] == LENGTHS - 1).float().mean() < 0.7
 
 
-def test_meshes_are_learned_by_heart_and_told_apart_by_their_text() -> None:
+def trained(batch: SequenceBatch, steps: int, **loss: float) -> Autoregressive:
     torch.manual_seed(0)
-    ids, text, lengths = canonical(4, 5, seed=3), words(4), [5, 3, 4, 5]
-    config = AutoregressiveStageConfig(model=SMALL, loss=AutoregressiveLossConfig(text_dropout_prob=0.1))
+    config = AutoregressiveStageConfig(model=SMALL, loss=AutoregressiveLossConfig(**loss))
     stage = build_stage(config, build_nets(config, vocab_size=BINS, group=(3, 3), text_width=TEXT))
-    net, batch = stage.nets["generator"], batch_of(ids, lengths, text)
+    net = stage.nets["generator"]
     assert isinstance(net, Autoregressive)
     optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
-    for step in range(250):
-        loss = stage.turns[0].loss(stage.all_nets, batch, Context(step, 0, batch.positions))
+    for step in range(steps):
+        made = stage.turns[0].loss(stage.all_nets, batch, Context(step, 0, batch.positions))
         optimizer.zero_grad()
-        (loss.total / loss.weight).backward()
+        (made.total / made.weight).backward()
         optimizer.step()
-    config = AutoregressiveSampleConfig(guidance=1.0, temperature=0)
-    found, ends = Sampler(Writer(Lean(net.eval()), config, Coordinates(BINS).constraint))(text, torch.arange(4), 8)
+    return net.eval()
+
+
+def test_meshes_are_learned_by_heart_and_told_apart_by_their_text() -> None:
+    text, lengths = words(4), [5, 3, 4, 5]
+    batch = batch_of(canonical(4, 5, seed=3), lengths, text)
+    net, config = trained(batch, 250, text_dropout_prob=0.1), AutoregressiveSampleConfig(guidance=1.0, temperature=0)
+    found, ends = Sampler(Writer(Lean(net), config, Coordinates(BINS).constraint))(text, torch.arange(4), 8)
     assert ends.tolist() == lengths
     assert torch.equal(found[:, :5], batch.ids)
+
+
+def test_meshes_are_told_apart_by_the_number_of_faces_that_is_asked_for() -> None:
+    """Of one text."""
+    text, lengths = rows_of(words(1), [0, 0]), [2, 5]
+    batch = batch_of(canonical(2, 5, seed=3), lengths, text)
+    net, config = trained(batch, 300), AutoregressiveSampleConfig(guidance=1.0, temperature=0)
+    sampler = Sampler(Writer(Lean(net), config, Coordinates(BINS).constraint))
+    found, ends = sampler(text, torch.arange(2), 8, lengths=torch.tensor(lengths))
+    assert ends.tolist() == lengths
+    assert torch.equal(found[:, :5], batch.ids)
+    _, others = sampler(text, torch.arange(2), 8, lengths=torch.tensor(lengths[::-1]))
+    assert others.tolist() == lengths[::-1]

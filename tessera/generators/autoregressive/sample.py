@@ -64,33 +64,8 @@ class AutoregressiveSampleConfig(ChoiceConfig):
     """How an autoregressive generator draws."""
 
     leave: bool = True
-    """Samples that have ended leave the batch. Then the others are computed in a smaller one, whose rounding differs in the last
-    bit; without it a sample never depends on what else is asked."""
-
-
-@dataclass(frozen=True, slots=True)
-class EndBetween:
-    """The weakest constraint: any token of its place, and the end where a group begins, but not at once."""
-
-    sizes: tuple[int, ...]  # ids of each token of a group
-
-    def init(self, num: int, device: torch.device) -> tuple[int, Tensor]:
-        """The state is the number of tokens so far."""
-        return 0, self.allowed(0, num, device)
-
-    def step(self, state: int, ids: Tensor) -> tuple[int, Tensor]:
-        """One more; after the first group it only matters where in a group."""
-        tokens = len(self.sizes)
-        after = state + 1 if state < tokens else tokens + (state + 1) % tokens
-        return after, self.allowed(after, len(ids), ids.device)
-
-    def allowed(self, state: int, num: int, device: torch.device) -> Tensor:
-        """b v + 1 bool"""
-        tokens = len(self.sizes)
-        found = torch.zeros(num, max(self.sizes) + 1, dtype=torch.bool, device=device)
-        found[:, : self.sizes[state % tokens]] = True
-        found[:, -1] = state == tokens
-        return found
+    """Samples that have ended leave the batch, and those that only fill it up never enter. Then the others are computed in a
+    smaller one, whose rounding differs in the last bit; without it a sample never depends on what else is asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,14 +193,16 @@ class Sampler:
     @torch.no_grad()
     def __call__(
         self, text: TextStates, seeds: Tensor, most: int, *, negative: TextStates | None = None, lengths: Tensor | None = None,
-        known: Known | None = None,
+        known: Known | None = None, num_asked: int | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """ids b n t and how many groups each sample has: at most `most`, where it is cut. `lengths` b are groups to ask for,
-        0 for any."""
+        0 for any. Where samples may leave, those behind `num_asked` have left before the first group."""
         wanted = torch.zeros_like(seeds) if lengths is None else lengths
         setup, state = self.writer.prepare(text, seeds, negative, wanted, known)
         found = torch.zeros(len(seeds), most, self.writer.tokens, dtype=torch.long, device=seeds.device)
         ends, rows = torch.zeros_like(seeds), torch.arange(len(seeds), device=seeds.device)
+        if num_asked is not None and self.writer.config.leave:
+            rows, setup, state = self.changed(setup, replace(state, ended=rows >= num_asked), rows, 0)
         step = self.stepper(setup, state)
         for count in range(1, most + 1):
             step.once()

@@ -44,21 +44,22 @@ class Sculptor:
 
     @torch.no_grad()
     def __call__(self, chunk: Chunk) -> list[CleanedMesh]:
-        """A mesh for every row."""
+        """A mesh for every row that is asked for."""
         options = chunk.options
         assert isinstance(options, MeshSampleConfig)
         ids, faces = self.draw(chunk, options)
         return meshes_of(self.tokens, self.nets, ids, faces, self.config.data.bins)
 
     def draw(self, chunk: Chunk, options: MeshSampleConfig) -> tuple[Tensor, Tensor]:
-        """ids b f t and the faces of each."""
+        """ids b f t and the faces of each, of the rows that are asked for."""
         nets = self.stages["base"]
         negative = None if chunk.negatives is None or options.guidance == 1 else self.prompts(nets, chunk.negatives)
         lengths, most = torch.full_like(chunk.seeds, options.faces), options.max_faces or self.config.data.max_faces
-        return self.sampler(options)(
+        ids, faces = self.sampler(options)(
             self.prompts(nets, chunk.captions), chunk.seeds, most, negative=negative, lengths=lengths,
-            known=self.begun(chunk, most),
+            known=self.begun(chunk, most), num_asked=chunk.num_asked,
         )  # fmt: skip
+        return ids[: chunk.num_asked], faces[: chunk.num_asked]
 
     def sampler(self, options: MeshSampleConfig) -> Sampler:
         """One for each set of options: on a GPU it keeps what it recorded."""

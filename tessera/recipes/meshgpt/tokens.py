@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,13 +16,13 @@ from tessera.batches import MeshBatch, SequenceBatch
 from tessera.contracts import Constraint, Nets
 from tessera.data.canonical import CleanedMesh, Corners, clean, quantise, to_mesh
 from tessera.data.quads import join_quads, split_quads
-from tessera.generators.autoregressive.sample import EndBetween
 from tessera.generators.masked.model import digit_sizes, join_digits, split_digits
 from tessera.media.meshes import Mesh
 from tessera.recipes.meshgpt.config import MeshGPTConfig
 from tessera.recipes.precision import full_precision
 from tessera.tokenizers.mesh.autoencoder import GraphTokenizer
 from tessera.tokenizers.mesh.coordinates import CoordinateConfig, Coordinates
+from tessera.tokenizers.mesh.corners import DistinctCorners
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ def tokens_of(config: MeshGPTConfig) -> MeshTokens:
     quantizer = config.tokenizer.model.quantizer
     codes, digits = (config.tokenizer.model.corners, quantizer.num_quantizers), digit_sizes(quantizer.vocab_size)
     return MeshTokens(
-        max(digits), codes if len(digits) == 1 else (*codes, len(digits)), EndBetween(digits * math.prod(codes)),
+        max(digits), codes if len(digits) == 1 else (*codes, len(digits)), DistinctCorners(codes[0], digits * codes[1]),
         encode=partial(encode_graph, digits), decode=partial(decode_graph, digits),
     )  # fmt: skip
 
