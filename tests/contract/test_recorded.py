@@ -29,11 +29,21 @@ __all__ = ["data"]  # a fixture
 PLAIN = "tokenizer.critic=null"
 """With a critic halves of a tokenizer are recorded by torch, without one by us."""
 
+GRAPH = (
+    "tokenizer.model={coordinate_width: 8, encoder_width: 32, encoder_layers: 2, decoder_width: 32, decoder_blocks: 2, heads: 2, "
+    "quantizer: {num_quantizers: 2, quantizer: {%s}}}"
+)
+QUANTIZERS = {"lfq": "kind: lfq, bits: 6", "vq": "kind: vq, codes: 32, width: 4"}
+
 CASES = [
     *(pytest.param(*stage.values, (), id=str(stage.id)) for stage in STAGES),
     *(
         pytest.param(recipe, "tokenizer", (PLAIN,), id=f"{recipe}-tokenizer-plain")
         for recipe in ("phenaki", "phenaki-cvivit", "phenaki-frames", "muse")
+    ),
+    *(
+        pytest.param("meshgpt-graph", "tokenizer", (GRAPH % quantizer,), id=f"meshgpt-graph-{kind}")
+        for kind, quantizer in QUANTIZERS.items()
     ),
 ]
 

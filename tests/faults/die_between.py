@@ -1,7 +1,7 @@
 """`die_between.py PLACE ARGUMENTS`: the program, which kills its process group between or inside its later stages.
 
 PLACE is `start STAGE` (before anything of it is made), `half a shard` or `shard` (of the first cache), `half an array` (of the
-embeddings), `cache` (whole, nothing trained from it yet), or `step STAGE N`.
+embeddings), `half the meshes` (of their cache), `cache` (whole, nothing trained from it yet), or `step STAGE N`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from tessera import pipeline
 from tessera.cli import main
-from tessera.data import embedding_cache, prepare
+from tessera.data import embedding_cache, mesh_cache, prepare
 from tessera.engine import loop
 
 PLACE = sys.argv[1]
@@ -58,6 +58,13 @@ def write_vectors(path: Path, array: Any) -> None:
     write_array(path, array)
 
 
+def write_meshes(path: Path, array: Any) -> None:
+    if PLACE == "half the meshes" and path.stem.endswith("-faces"):
+        path.with_suffix(".tmp-1").write_bytes(array.tobytes()[:50])
+        die()
+    write_array(path, array)
+
+
 def load(*arguments: Any) -> Any:
     loader = make_loader(*arguments)
     if PLACE == "cache" and here not in ("tokenizer", "embedder"):
@@ -71,6 +78,6 @@ def step(state: Any, *rest: Any) -> Any:
     return train_step(state, *rest)
 
 
-embedding_cache.write_array = write_vectors
+embedding_cache.write_array, mesh_cache.write_array = write_vectors, write_meshes
 pipeline.train_stage, pipeline.make_loader, prepare.write_shard, loop.train_step = start, load, write, step
 main(sys.argv[2:])

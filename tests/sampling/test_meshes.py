@@ -405,10 +405,14 @@ def test_meshes_are_learnt_by_heart(num: int, steps: int, tmp_path: Path) -> Non
     assert same(drawn, real)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num", "steps", "levels", "corners"),
-    [(1, 150, "5, 5, 4", 3), (8, 350, "5, 5, 4", 3), (8, 350, "8, 8, 8, 8, 5", 3), (8, 350, "5, 5, 4", 4)],
+    [
+        (1, 150, "5, 5, 4", 3),
+        (8, 350, "5, 5, 4", 3),
+        pytest.param(8, 350, "8, 8, 8, 8, 5", 3, marks=pytest.mark.slow),
+        pytest.param(8, 350, "5, 5, 4", 4, marks=pytest.mark.slow),
+    ],
 )
 def test_meshes_are_learnt_by_heart_as_codes(num: int, steps: int, levels: str, corners: int, tmp_path: Path) -> None:
     """Up to what the codes keep of them, which is not far from all."""
