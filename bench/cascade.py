@@ -1,6 +1,7 @@
 """How fast, and how often right, does a trained dalle2 draw? Held-out captions of shapes through samplers and numbers of steps, a
 line each: seconds a picture of each stage, and the oracle's joint accuracy of what the decoder draws and of the whole cascade,
-once with the embeddings of the real pictures and once through the prior.
+once with the embeddings of the real pictures and once through the prior. Where there are upsamplers, `upsampler of small` is what
+they make of the real pictures themselves, shrunk to the decoder's size as in their training: what is lost there is theirs alone.
 
     python bench/cascade.py RUN [--n 256] [--samplers euler heun dpm ddim] [--steps 4 8 16 32 64] [--stages base] [--compile]
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, TypeVar, get_args
@@ -34,7 +35,7 @@ from tessera.recipes.pictures import pictures
 from tessera.sampling.session import Session
 
 STAGES = ("prior", "base", "upsampler")
-ROUTES = ("real", "prior")  # where embeddings come from
+ROUTES = ("small", "real", "prior")  # upsamplers alone, of real pictures made small; else where embeddings come from
 
 T = TypeVar("T")
 
@@ -81,8 +82,8 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="as sample.compile")
     asked = parser.parse_args()
     session = tessera.load(asked.run)
-    painter, real = painter_of(session), held_out(session, asked.n)
-    columns = columns_of(painter)
+    painter, real = painter_of(session), held_out(session, asked.n, session.resolution)
+    columns, given = columns_of(painter), given_by(session, painter, real, asked.n)
     if asked.compile or session.config.sample.compile:
         painter.compile()
     print(f"{len(real)} held-out captions in chunks of {session.config.sample.chunk}; {ceiling(painter, real)}")
@@ -91,7 +92,7 @@ def main() -> None:
     rows = []
     for sampler, steps in product(asked.samplers, asked.steps):
         options = varied(session.config.sample, sampler, steps, asked.stages)
-        rows.append(drawn(painter, real, options, Row(sampler, steps)))
+        rows.append(drawn(painter, given, real.captions, options, Row(sampler, steps)))
         print(rows[-1].line(columns), flush=True)
     print(verdict(rows))
 
@@ -101,29 +102,43 @@ def painter_of(session: Session) -> Painter:
     painter = session.draw
     if not isinstance(painter, Painter) or "base" not in painter.stages:
         raise UserError(f"{session.path} has no trained decoder of recipe dalle2; expected a run of it with stage base")
-    if not routes_of(painter):
+    if not {"real", "prior"} & set(routes_of(painter)):
         raise UserError(f"{session.path} has neither a prior nor anything that embeds pictures; train the stage prior")
     return painter
 
 
-def held_out(session: Session, num: int) -> Side:
-    """Pictures at the size that is drawn, with captions that the oracle knows."""
-    data = session.config.data.at(session.resolution)
+def held_out(session: Session, num: int, resolution: int) -> Side:
+    """Pictures of that height, with captions that the oracle knows; the same ones at every height."""
+    data = session.config.data.at(resolution)
     material = load_material(data, most_train=1, most_held_out=num, seed=0)
     if material.oracle != "shapes":
         raise UserError(f"{data.path} has no oracle; expected a run on data of `tessera data synth shapes`")
     return material.held_out
 
 
+def given_by(session: Session, painter: Painter, real: Side, num: int) -> dict[str, Tensor]:
+    """The pictures that each route is given."""
+    whole = painter.real(real.pictures)
+    return {route: shrunk(session, painter, num) if route == "small" else whole for route in routes_of(painter)}
+
+
+def shrunk(session: Session, painter: Painter, num: int) -> Tensor:
+    """The held-out pictures as the first upsampler sees them in training (`read_upsampler`): read at the size that it draws, then
+    made small. Noise or blur comes upon them as upon drawn ones."""
+    whole = held_out(session, num, painter.config.upsamplers["upsampler1"].resolution)
+    return resize(painter.real(whole.pictures), painter.size_at(painter.config.seen_by("upsampler1")), 1.0)
+
+
 def routes_of(painter: Painter) -> list[str]:
-    """Where embeddings can come from."""
-    return [name for name, there in (("real", painter.sphere.known), ("prior", "prior" in painter.stages)) if there]
+    """The ways to draw that the run has."""
+    there = {"small": bool(painter.path("prior")), "real": painter.sphere.known, "prior": "prior" in painter.stages}
+    return [route for route in ROUTES if there[route]]
 
 
 def columns_of(painter: Painter) -> list[tuple[str, str]]:
     """What is judged, by route and stage."""
     stages = ["base", "upsampler"] if painter.path("prior") else ["base"]
-    return list(product(routes_of(painter), stages))
+    return [(route, stage) for route, stage in product(routes_of(painter), stages) if (route, stage) != ("small", "base")]
 
 
 def ceiling(painter: Painter, real: Side) -> str:
@@ -142,12 +157,14 @@ def varied(options: Dalle2SampleConfig, sampler: str, steps: int, stages: Sequen
 
 
 @torch.no_grad()
-def drawn(painter: Painter, real: Side, options: Dalle2SampleConfig, row: Row) -> Row:
+def drawn(
+    painter: Painter, given: Mapping[str, Tensor], told: Sequence[str | None], options: Dalle2SampleConfig, row: Row
+) -> Row:
     """All captions, by all routes. The first chunk is drawn twice: on a GPU the first time is spent on recording."""
-    captions, made = [caption or "" for caption in real.captions], dict[tuple[str, str], list[Any]]()
+    captions, made = [caption or "" for caption in told], dict[tuple[str, str], list[Any]]()
     watch = Watch()
-    for route in routes_of(painter):
-        for number, chunk in enumerate(chunks(painter, real, options)):
+    for route, whole in given.items():
+        for number, chunk in enumerate(chunks(whole, told, options)):
             if not number:
                 through(painter, chunk, route, Watch())
             for stage, images in through(painter, chunk, route, watch).items():
@@ -175,18 +192,19 @@ class Watch:
         return result
 
 
-def chunks(painter: Painter, real: Side, options: Dalle2SampleConfig) -> Iterator[Chunk]:
+def chunks(images: Tensor, captions: Sequence[str | None], options: Dalle2SampleConfig) -> Iterator[Chunk]:
     """All of one size, the last one padded."""
-    images, size = painter.real(real.pictures), options.chunk
-    for first in range(0, len(real), size):
-        rows = [row if row < len(real) else first for row in range(first, first + size)]
-        seeds = torch.tensor(rows, device=painter.device)
-        yield Chunk([real.captions[row] for row in rows], seeds, options, pictures=images[seeds])
+    for first in range(0, len(images), options.chunk):
+        rows = [row if row < len(images) else first for row in range(first, first + options.chunk)]
+        seeds = torch.tensor(rows, device=images.device)
+        yield Chunk([captions[row] for row in rows], seeds, options, pictures=images[seeds])
 
 
 def through(painter: Painter, chunk: Chunk, route: str, watch: Watch) -> dict[str, Tensor]:
-    """Pictures of the decoder, and of the last upsampler where there is one."""
+    """Pictures of the decoder, and of the last upsampler where there is one; by the route `small` of that alone."""
     num, options = len(chunk.captions), chunk.options
+    if route == "small":
+        return {"upsampler": enlarged(painter, chunk, watch)}
     if route == "prior":
         embeddings = watch("prior", num, lambda: painter.imagine(chunk, options.prior))
     else:
@@ -194,9 +212,13 @@ def through(painter: Painter, chunk: Chunk, route: str, watch: Watch) -> dict[st
     small = watch("base", num, lambda: painter.decode(chunk, embeddings, options))
     if not painter.path("prior"):
         return {"base": small}
-    alone = painter.config.sample.model_copy(update={"start": "upsampler1", "upsampler": options.upsampler})
-    larger = replace(chunk, pictures=small, options=alone)
-    return {"base": small, "upsampler": watch("upsampler", num, lambda: painter.pixels(larger))}
+    return {"base": small, "upsampler": enlarged(painter, replace(chunk, pictures=small), watch)}
+
+
+def enlarged(painter: Painter, chunk: Chunk, watch: Watch) -> Tensor:
+    """A chunk's small pictures through all upsamplers."""
+    alone = painter.config.sample.model_copy(update={"start": "upsampler1", "upsampler": chunk.options.upsampler})
+    return watch("upsampler", len(chunk.captions), lambda: painter.pixels(replace(chunk, options=alone)))
 
 
 def verdict(rows: Sequence[Row]) -> str:

@@ -178,16 +178,17 @@ class PairBatch:
     keys: tuple[str, ...]
     captions: tuple[str | None, ...]
     faults: tuple[str, ...] = ()
+    wanted: Tensor | None = None  # b e, in validation alone: embeddings of the captions, where a frozen model makes those, too
 
     def to(self, device: torch.device) -> PairBatch:
         """Moves without waiting and turns uint8 into [-1, 1]."""
-        images, embeddings = (
-            None if part is None else part.to(device, non_blocking=True) for part in (self.images, self.embeddings)
+        images, embeddings, wanted = (
+            None if part is None else part.to(device, non_blocking=True) for part in (self.images, self.embeddings, self.wanted)
         )
         if images is not None and images.dtype == torch.uint8:
             images = from_uint8(images)
         valid = self.valid.to(device, non_blocking=True)
-        return replace(self, images=images, embeddings=embeddings, text=self.text.to(device), valid=valid)
+        return replace(self, images=images, embeddings=embeddings, wanted=wanted, text=self.text.to(device), valid=valid)
 
     def pin_memory(self) -> PairBatch:
         """Called by the loader's pinning thread."""

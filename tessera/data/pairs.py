@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from tessera.batches import PairBatch, ReadText
 from tessera.config import ImageDataConfig
@@ -17,6 +18,8 @@ from tessera.data.loader import Feed, Item, SampleLoader, Samples, prepare, read
 from tessera.data.order import Indices
 from tessera.data.sources import Source, captions_of, split_indices
 from tessera.media.images import Pixels
+
+EMBEDDED = 64  # captions at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +67,12 @@ class PairSamples(Samples[PairItem]):
 
 class PairLoader(SampleLoader[PairItem, PairBatch]):
     """Batches of what a stage asks for: pictures, at a resolution of its own or that of the data, and embeddings. Samples that
-    lack theirs are told and left out, up to data.corrupt_budget. Previews have pictures in any case."""
+    lack theirs are told and left out, up to data.corrupt_budget. Previews have pictures in any case. Where `embed_captions` is
+    given it is asked here, once, for the captions of validation, whose batches have what it said as `wanted`."""
 
     def __init__(
         self, feed: Feed, read_text: ReadText, embeddings: Embeddings | None = None, *, pictures: bool = True,
-        resolution: int | None = None,
+        resolution: int | None = None, embed_captions: Callable[[Sequence[str | None]], Tensor] | None = None,
     ) -> None:  # fmt: skip
         config: ImageDataConfig = feed.config
         source = feed.source
@@ -83,6 +87,14 @@ class PairLoader(SampleLoader[PairItem, PairBatch]):
             samples, partial(collate_pairs, read_text=read_text), sides[1], config, feed.cut, device=feed.device,
             validation_samples=feed.validation_samples, preview_samples=feed.preview_samples,
         )  # fmt: skip
+        self._wanted = None if embed_captions is None else self._captions(embed_captions)
+
+    def validation(self) -> Sequence[PairBatch]:
+        """With embeddings of the captions, where they can be made."""
+        batches, wanted = super().validation(), self._wanted
+        if wanted is None:
+            return batches
+        return [replace(batch, wanted=torch.stack([wanted[caption] for caption in batch.captions])) for batch in batches]
 
     def preview(self) -> PairBatch:
         """The same samples as every loader's."""
@@ -90,6 +102,13 @@ class PairLoader(SampleLoader[PairItem, PairBatch]):
         assert isinstance(learned, PairSamples)
         shown = PairSamples(learned.source, learned.config, learned.indices, learned.seed, learned.embeddings, pictures=True)
         return self.previewed(shown)
+
+    def _captions(self, embed: Callable[[Sequence[str | None]], Tensor]) -> dict[str | None, Tensor]:
+        """Those of validation, each with its vector, on the CPU."""
+        picked = self.arranged(self.held_out[: self.validation_samples])
+        told = list(dict.fromkeys(drawn_caption(captions_of(self.source, int(index)), None) for index in picked))
+        made = [embed(told[first : first + EMBEDDED]).cpu() for first in range(0, len(told), EMBEDDED)]
+        return dict(zip(told, torch.cat(made), strict=True)) if made else {}
 
     @staticmethod
     def _embedded(feed: Feed, embeddings: Embeddings, sides: tuple[Indices, Indices]) -> tuple[Indices, Indices]:

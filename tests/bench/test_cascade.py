@@ -10,12 +10,22 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 from tessera.config import UserError
+from tessera.contracts import Chunk, Context
+from tessera.data.loader import reading_at
+from tessera.data.opening import open_source
+from tessera.data.pairs import PairSamples, collate_pairs
 from tessera.evals.material import load_material
 from tessera.evals.oracle import Tally, tally
+from tessera.generators.diffusion.degrade import degrade
+from tessera.recipes.dalle2 import nets
 from tessera.recipes.dalle2.drawing import Painter
+from tessera.recipes.pictures import pictures
 from tessera.sampling.session import Session, load
+from tessera.text.encoders import NoTextConfig, reader
 from tests.recipes.test_dalle2_drawing import run, workshop
 
 __all__ = ["run", "workshop"]
@@ -43,21 +53,22 @@ def test_a_line_for_every_sampler_and_number_of_steps(
     assert first.startswith("3 held-out captions in chunks of 3; real pictures ")
     assert "at 16 px" in first
     assert "at 32 px" in first
-    assert names.split()[-1] == "prior"
+    columns = ("upsampler of small", "base of real", "upsampler of real", "base of prior", "upsampler of prior")
+    assert names.split()[6:] == " ".join(columns).split()
     assert [tuple(row.split()[:2]) for row in rows] == [("heun", "1"), ("heun", "2"), ("dpm", "1"), ("dpm", "2")]
     for row in rows:
         prior, base, upsampler, whole = map(float, row.split()[2:6])
         assert whole == pytest.approx(prior + base + upsampler, abs=3e-5)
         assert base > 0
-        assert len(row.split()) == 10
+        assert len(row.split()) == 11
     assert last.startswith("best: ")
 
 
 def test_what_is_judged_is_what_the_session_draws(cascade: ModuleType, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    painter, real = cascade.painter_of(session), cascade.held_out(session, 3)
+    painter, real = cascade.painter_of(session), cascade.held_out(session, 3, 32)
     options, judged = session.config.sample.model_copy(update={"chunk": 2}), []  # so the last chunk is padded
     monkeypatch.setattr(cascade, "tally", lambda made, captions: judged.append(np.stack(made)) or tally(made, captions))
-    cascade.drawn(painter, real, options, cascade.Row("dpm", 3))
+    cascade.drawn(painter, cascade.given_by(session, painter, real, 3), real.captions, options, cascade.Row("dpm", 3))
     by_column = dict(zip(cascade.columns_of(painter), judged, strict=True))
     captions = [caption or "" for caption in real.captions]
     wanted = [np.asarray(session.sample(caption, seed=row, options={"chunk": 2})[0]) for row, caption in enumerate(captions)]
@@ -65,6 +76,39 @@ def test_what_is_judged_is_what_the_session_draws(cascade: ModuleType, session: 
     redrawn = painter.redrawn(real.pictures[:2], captions[:2], 0, options)
     np.testing.assert_array_equal(by_column["real", "upsampler"][:2], redrawn)
     assert by_column["prior", "base"].shape == (3, 16, 16, 3)
+    told = Chunk(captions, torch.arange(3), options)
+    enlarged = painter.enlarged(told, cascade.shrunk(session, painter, 3), ["upsampler1"], options)
+    np.testing.assert_array_equal(by_column["small", "upsampler"], np.stack(pictures(enlarged)))
+
+
+def test_the_upsampler_alone_is_given_what_it_learns_from(
+    cascade: ModuleType, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    painter, data = cascade.painter_of(session), session.config.data.at(32)
+    source, seen = open_source(Path(data.path) / "heldout", data), list[Tensor]()
+    samples = PairSamples(reading_at(source, data), data, np.arange(len(source)), 0, None, pictures=True)
+    items = [samples.item(index, index, None) for index in range(len(source))]
+    batch = collate_pairs(items, reader(NoTextConfig())).to(torch.device("cpu"))
+    monkeypatch.setattr(nets, "degrade", lambda low, small, *where: seen.append(small) or degrade(low, small, *where))
+    nets.read_upsampler(painter.config.upsampler1, (16, 16), {}, batch, Context(0, 0, batch.positions))
+    learned = dict(zip(batch.captions, seen[0], strict=True))  # of which no two are equal
+    real = cascade.held_out(session, 3, 64)  # as where another upsampler comes after it
+    given = cascade.given_by(session, painter, real, 3)
+    assert given["prior"].shape == given["real"].shape == (3, 3, 64, 64)
+    for caption, small in zip(real.captions, given["small"], strict=True):
+        assert torch.equal(small, learned[caption])
+
+
+def test_without_an_upsampler_there_is_none_to_judge(
+    cascade: ModuleType, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    painter = cascade.painter_of(session)
+    monkeypatch.setattr(painter, "stages", {name: painter.stages[name] for name in ("embedder", "prior", "base")})
+    assert cascade.columns_of(painter) == [("real", "base"), ("prior", "base")]
+    real = cascade.held_out(session, 2, 16)
+    given = cascade.given_by(session, painter, real, 2)
+    row = cascade.drawn(painter, given, real.captions, session.config.sample, cascade.Row("dpm", 3))
+    assert list(row.right) == [("real", "base"), ("prior", "base")]
 
 
 def test_only_the_stages_named_are_varied(cascade: ModuleType, session: Session) -> None:
@@ -91,7 +135,7 @@ def test_data_without_an_oracle(cascade: ModuleType, session: Session, monkeypat
     material = replace(load_material(session.config.data, most_train=1, most_held_out=3, seed=0), oracle=None)
     monkeypatch.setattr(cascade, "load_material", lambda *_, **__: material)
     with pytest.raises(UserError, match="has no oracle"):
-        cascade.held_out(session, 3)
+        cascade.held_out(session, 3, 32)
 
 
 def test_a_run_without_a_decoder(cascade: ModuleType, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

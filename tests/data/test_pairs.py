@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -183,6 +183,38 @@ def test_what_is_in_a_batch_belongs_together(pictures: bool, folder: Path, tmp_p
     assert len(set(keys[:num_train])) == num_train, "each once an epoch"
     for batch in [*loader.validation(), loader.preview()]:
         check_batch(batch)
+
+
+def test_captions_of_validation_are_embedded_once_and_come_with_their_batches(
+    folder: Path, tmp_path: Path, embeddings: Embeddings
+) -> None:
+    asked = list[str | None]()
+
+    def embed(captions: Sequence[str | None]) -> Tensor:
+        asked.extend(captions)
+        return torch.tensor([[float((caption or "none -1").split()[1]), 1.0] for caption in captions])
+
+    first, second, third = (
+        f"{index:02d}" for index in PairLoader(feed_of(folder, tmp_path, validation_fraction=0.4), TEXT, embeddings).held_out[:3]
+    )
+    (folder / f"{first}.txt").unlink()
+    (folder / f"{second}.txt").write_text(f"colour {int(third)}\nanother caption")
+    loader = PairLoader(
+        feed_of(folder, tmp_path, validation_fraction=0.4), TEXT, embeddings, pictures=False, embed_captions=embed
+    )
+    assert len(asked) == len(set(asked)) == len(loader.held_out) - 1, "equal ones once, and none of training"
+    batches = loader.validation()
+    assert sum(len(batch.keys) for batch in batches) > len(loader.held_out), "the last one is filled up"
+    for batch in batches:
+        wanted = batch.to(torch.device("cpu")).wanted
+        assert wanted is not None
+        numbers = {first: -1, second: int(third)}
+        assert wanted.tolist() == [[numbers.get(key, int(key)), 1] for key in batch.keys]
+    assert len(asked) == len(loader.held_out) - 1, "not again"
+    stream = loader.batches(0)
+    assert [batch.wanted for batch in next(stream)] == [None, None]
+    stream.close()
+    assert PairLoader(feed_of(folder, tmp_path, validation_fraction=0.4), TEXT, embeddings).validation()[0].wanted is None
 
 
 def test_samples_without_an_embedding_are_told_and_left_out(folder: Path, tmp_path: Path) -> None:

@@ -27,7 +27,12 @@ from tessera.tokenizers.pair.model import Embedder
 PARALLEL = 1e-7  # sine of the angle below which vectors in fp32 are equal, or opposite
 
 
-def training_embeddings(config: Dalle2Config, nets: Nets, feed: Feed) -> Embeddings:
+def training_clip(config: Dalle2Config, feed: Feed) -> FrozenClip | None:
+    """The model that makes embeddings, where that is CLIP; for caches alone, and not to be kept."""
+    return load_clip(config.embeddings.path, feed.device) if isinstance(config.embeddings, ClipConfig) else None
+
+
+def training_embeddings(config: Dalle2Config, nets: Nets, feed: Feed, clip: FrozenClip | None) -> Embeddings:
     """Of all samples. The pair, or CLIP, runs here, once."""
     kind = config.embeddings
     if config.has_pair:
@@ -36,12 +41,11 @@ def training_embeddings(config: Dalle2Config, nets: Nets, feed: Feed) -> Embeddi
         return FileEmbeddings.listed(
             write_embeddings(feed, partial(embed_exactly, net), feed.needs["embedder"], config.data.resolution)
         )
-    if isinstance(kind, ClipConfig):
-        clip = load_clip(kind.path, feed.device)
+    if clip is not None:
         height, width = config.data.size
         resolution = round(clip.resolution * height / min(height, width))  # CLIP takes the middle of the shorter side's length
         return FileEmbeddings.listed(write_embeddings(feed, clip.pictures, clip.fingerprint, resolution))
-    assert not isinstance(kind, TrainedPairConfig)
+    assert not isinstance(kind, (TrainedPairConfig, ClipConfig))
     return open_embeddings(kind, feed.whole or feed.source)
 
 

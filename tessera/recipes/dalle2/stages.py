@@ -24,7 +24,7 @@ from tessera.generators.diffusion.stage import build_stage as build_diffusion
 from tessera.nn.attention import EncoderBlock
 from tessera.recipes.captions import settle_captions, training_text
 from tessera.recipes.dalle2.config import Dalle2Config, LatentConfig, TrainedPairConfig, UpsamplerConfig, guided
-from tessera.recipes.dalle2.embeddings import training_embeddings, width_elsewhere
+from tessera.recipes.dalle2.embeddings import training_clip, training_embeddings, width_elsewhere
 from tessera.recipes.dalle2.latent import survey_latents
 from tessera.recipes.dalle2.nets import (
     base_nets,
@@ -143,7 +143,9 @@ def prior_step(config: Dalle2Config) -> Train:
     """Captions to embeddings."""
 
     def feed(nets: Nets, feed: Feed) -> PairLoader:
-        return PairLoader(feed, training_text(config.text, feed), training_embeddings(config, nets, feed), pictures=False)
+        text, clip = training_text(config.text, feed), training_clip(config, feed)
+        embeddings, embed = training_embeddings(config, nets, feed, clip), None if clip is None else clip.captions
+        return PairLoader(feed, text, embeddings, pictures=False, embed_captions=embed)
 
     def build_prior() -> Stage:
         stage = build_diffusion(
@@ -181,7 +183,7 @@ def measure_prior(config: Dalle2Config, measure: LossFunction, nets: Nets, batch
     shape = batch.embeddings.shape[1:]
     drawn, misled = (sampler(shape, Condition(text=told), seeds) for told in (text, text.picked(others)))
     pair = nets.get("embedder")
-    captions = pair.captions(batch.text) if isinstance(pair, Embedder) else None
+    captions = pair.captions(batch.text) if isinstance(pair, Embedder) else batch.wanted
     scores = cosine_scores(drawn, misled, batch.embeddings, captions, batch.valid)
     return replace(loss, parts={**loss.parts, **scores})
 
@@ -193,7 +195,8 @@ def base_step(config: Dalle2Config) -> Train:
     """Embeddings and captions to small pictures."""
 
     def feed(nets: Nets, feed: Feed) -> PairLoader:
-        return PairLoader(feed, training_text(config.text, feed), training_embeddings(config, nets, feed))
+        text, clip = training_text(config.text, feed), training_clip(config, feed)
+        return PairLoader(feed, text, training_embeddings(config, nets, feed, clip))
 
     nets, preview, latent = partial(base_nets, config), partial(preview_base, config), config.base.latent is not None
     survey = survey_latents() if latent else None
