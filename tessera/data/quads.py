@@ -1,7 +1,8 @@
 """Triangles in bins to quads and back, exactly.
 
-Files of most kinds hold triangles alone, so quads are found, not read: two triangles that share a side, lie in one plane and
-make a convex shape are one. Their diagonal is kept as corners 0 and 2, so the same two triangles come back.
+Files of most kinds hold triangles alone, and polygons of the others have become triangles, so quads are found, not read: two
+triangles that share a side, lie in one plane and make a convex shape are one. Their diagonal is kept as corners 0 and 2, so the
+same two triangles come back. Quads of a file that bins have bent, or whose triangles make other quads, stay triangles.
 """
 
 from __future__ import annotations

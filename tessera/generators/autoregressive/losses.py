@@ -101,7 +101,7 @@ def padded(values: Tensor) -> Tensor:
 
 
 def digest(stats: Mapping[str, Tensor]) -> dict[str, float]:
-    """Bits, which compare across tokenizers: of a group, of a whole sample, and of the first groups."""
+    """Bits, which compare across tokenizers that lose nothing: of a group, of a whole sample, and of the first groups."""
     nats, samples, groups = (float(stats[name][0]) for name in ("nats", "samples", "groups"))
     numbers = {"bits_per_group": nats / max(groups, 1) / math.log(2), "bits_per_sample": nats / max(samples, 1) / math.log(2)}
     for place, (some, count) in enumerate(zip(stats["early_nats"].tolist(), stats["early_groups"].tolist(), strict=True)):
