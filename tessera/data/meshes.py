@@ -134,9 +134,11 @@ def varied(mesh: Mesh, config: MeshDataConfig, draw: int) -> Mesh:
 
 
 def padded_length(num_faces: int) -> int:
-    """1, 2, 3, 4, 6, 8, 12, 16, 24, ...: powers of two and three halves of them, so that compiled code meets few shapes."""
+    """1, 2, 3, 4, 6, 8, 12, ... 64: powers of two and three halves of them, so that compiled code meets few shapes. From there
+    on, where padding costs, quarters of an octave, which are multiples of 16: 80, 96, 112, 128, 160, ..."""
     power = 1 << max(0, num_faces - 1).bit_length()  # the next power of two
-    return power * 3 // 4 if power >= 4 and num_faces <= power * 3 // 4 else power
+    step = max(1, power // 8 if power > 64 else power // 4)
+    return max(power // 2 + step, -(-num_faces // step) * step)
 
 
 def collate_meshes(items: Sequence[MeshItem], read_text: ReadText) -> MeshBatch:
