@@ -7,7 +7,7 @@ its orientation; faces are sorted and distinct, and none repeats a vertex. Bins 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +51,7 @@ class Cleaning:
 class CleanedMesh(Mesh):
     """One that remembers what was removed of it."""
 
-    cleaning: Cleaning
+    cleaning: Cleaning = field(kw_only=True)
 
 
 def standardise(mesh: Mesh) -> tuple[Mesh, Cleaning]:

@@ -1,13 +1,11 @@
 """Meshes to the bytes of OBJ, PLY and GLB files: indexed, y-up, and equal meshes give equal bytes. A mesh without faces is
-written too, as a valid file that holds nothing to see.
+written too, as a valid file that holds nothing to see. OBJ and PLY hold quads where a mesh has them, GLB knows none.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-
-import numpy as np
 
 from tessera.media.meshes import Mesh, turn_back
 
@@ -21,22 +19,29 @@ _RESTART = 65535  # the uint16 that glTF does not allow as an index
 def encode_obj(mesh: Mesh) -> bytes:
     """Wavefront text; every number is written so that it is read back exactly."""
     lines = [f"v {x!r} {y!r} {z!r}" for x, y, z in turn_back(mesh.vertices).tolist()]
-    lines += [f"f {a} {b} {c}" for a, b, c in (mesh.faces + 1).tolist()]
+    lines += ["f " + " ".join(str(corner + 1) for corner in face) for face in polygons_of(mesh)]
     return "".join(f"{line}\n" for line in lines).encode()
 
 
 def encode_ply(mesh: Mesh) -> bytes:
     """Binary, little-endian, with double coordinates: exact too."""
+    faces = polygons_of(mesh)
     header = [
         "ply", "format binary_little_endian 1.0",
         f"element vertex {len(mesh.vertices)}", *(f"property double {axis}" for axis in "xyz"),
-        f"element face {len(mesh.faces)}", "property list uchar int vertex_indices",
+        f"element face {len(faces)}", "property list uchar int vertex_indices",
         "end_header",
     ]  # fmt: skip
-    faces = np.zeros(len(mesh.faces), dtype=[("count", "u1"), ("corners", "<i4", 3)])
-    faces["count"], faces["corners"] = 3, mesh.faces
     text = "".join(f"{line}\n" for line in header)
-    return text.encode() + turn_back(mesh.vertices).astype("<f8").tobytes() + faces.tobytes()
+    corners = b"".join(struct.pack(f"<B{len(face)}i", len(face), *face) for face in faces)
+    return text.encode() + turn_back(mesh.vertices).astype("<f8").tobytes() + corners
+
+
+def polygons_of(mesh: Mesh) -> list[list[int]]:
+    """Corners of each face, counted from 0."""
+    if mesh.quads is None:
+        return mesh.faces.tolist()
+    return [face[:3] if face[2] == face[3] else face for face in mesh.quads.tolist()]
 
 
 def encode_glb(mesh: Mesh) -> bytes:

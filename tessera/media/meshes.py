@@ -26,6 +26,7 @@ from tessera.media.polygons import triangulate
 
 Points: TypeAlias = npt.NDArray[np.float64]  # n 3
 Triangles: TypeAlias = npt.NDArray[np.int64]  # f 3
+Quads: TypeAlias = npt.NDArray[np.int64]  # q 4
 
 MESH_SUFFIXES = (".obj", ".glb", ".gltf", ".ply", ".stl", ".off")  # the names of files that are taken for meshes
 
@@ -43,6 +44,7 @@ class Mesh:
 
     vertices: Points  # n 3 float64
     faces: Triangles  # m 3 int64, corners counter-clockwise seen from outside
+    quads: Quads | None = None  # q 4 int64: the same faces, two in one where they are a quad; triangles repeat their third corner
 
 
 @dataclass(frozen=True, slots=True)

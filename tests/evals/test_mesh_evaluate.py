@@ -298,7 +298,7 @@ def test_samples_without_a_surface_are_counted(material: MeshMaterial, known: Ev
 def test_faces_that_were_removed_are_told(material: MeshMaterial) -> None:
     def sample(captions: Sequence[str], seed: int) -> list[Mesh]:
         done = Cleaning(num_degenerate=4, num_duplicate=2, num_faces_before=40, num_faces_after=34)
-        return [CleanedMesh(mesh.vertices, mesh.faces, done) for mesh in soup(len(captions), seed)]
+        return [CleanedMesh(mesh.vertices, mesh.faces, cleaning=done) for mesh in soup(len(captions), seed)]
 
     report = evaluate_meshes(MeshSubject(sample=sample, reconstruct=in_bins), material, QUICK).report
     shapes = report["shapes"]

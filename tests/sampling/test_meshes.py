@@ -428,6 +428,8 @@ def test_meshes_are_learnt_by_heart_as_codes(num: int, steps: int, levels: str, 
     for mesh, wanted in zip(kept, real, strict=True):
         gaps = np.abs(mesh.vertices[:, None] - wanted.vertices[None]).max(axis=2)
         assert max(gaps.min(axis=0).max(), gaps.min(axis=1).max()) <= 2 * 2 / BINS  # two bins
+    for mesh in drawn:
+        assert (mesh.quads is not None and len(mesh.quads) < 0.75 * len(mesh.faces)) == (corners == 4)
 
 
 @pytest.mark.slow

@@ -52,7 +52,7 @@ class Preset(Config):
 
 
 def tiny() -> Preset:
-    """For a CPU: 9 frames of 32 px, 3 x 8 x 8 tokens of 1,000 codes, five minutes on two cores (docs/recipes)."""
+    """For a CPU: 9 frames of 32 px, 3 x 8 x 8 tokens of 1,000 codes, five to seven minutes on two cores (docs/recipes)."""
     return Preset(
         data=VideoDataConfig(resolution=32, frames=9, start="first", workers=0),
         text=ByteTextConfig(length=64, width=64, depth=1, heads=4),

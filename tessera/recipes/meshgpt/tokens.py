@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tessera.batches import MeshBatch, SequenceBatch
 from tessera.contracts import Constraint, Nets
 from tessera.data.canonical import CleanedMesh, Corners, clean, quantise, to_mesh
-from tessera.data.quads import join_quads, split_quads
+from tessera.data.quads import find_quads, join_quads, split_quads
 from tessera.generators.masked.model import digit_sizes, join_digits, split_digits
 from tessera.media.meshes import Mesh
 from tessera.recipes.meshgpt.config import MeshGPTConfig
@@ -99,7 +99,8 @@ def meshes_of(tokens: MeshTokens, nets: Nets, ids: Tensor, faces: Tensor, bins: 
     """Drawn ids to meshes, in canonical order and welded: learned codes may say the same face twice, or none at all."""
     corners = tokens.decode(nets, ids, faces).cpu().numpy()
     made = [clean(mesh_of(own[:count], bins)) for own, count in zip(corners, faces.tolist(), strict=True)]
-    return [CleanedMesh(mesh.vertices, mesh.faces, cleaning) for mesh, cleaning in made]
+    quads = [find_quads(mesh, bins) if corners.shape[2] == 4 else None for mesh, _ in made]
+    return [CleanedMesh(mesh.vertices, mesh.faces, own, cleaning=done) for own, (mesh, done) in zip(quads, made, strict=True)]
 
 
 def mesh_of(corners: npt.NDArray[np.integer], bins: int) -> Mesh:
