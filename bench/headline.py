@@ -119,9 +119,9 @@ HEADLINES = {
         (SURELY, JUDGED, f"{TRIED} guidance=2 guidance=4"),
         stage="tokenizer base", drawn=8, quick="tokenizer.steps=2 base.steps=2",
     ),
-    "nuwa-diagonals": Headline(
+    "nuwa-raster": Headline(
         "nuwa", DIGITS, "base.needs.tokenizer=OUT/nuwa/run/tokenizer base.steps=4000 base.model.dropout=0.2 "
-        f"base.model.nearby.first_step=2 {CLIPS}", (SURELY,), after="nuwa/base", quick="base.steps=2",
+        f"base.model.nearby.first_step=0 {CLIPS}", (SURELY,), after="nuwa/base", quick="base.steps=2",
     ),
     "cvivit": Headline(
         "phenaki", DIGITS, f"tokenizer.model.kind=cvivit tokenizer.steps=2600 {CLIPS}", ("data prepare RUN --stage base",),

@@ -40,14 +40,17 @@ TEXT = ByteTextConfig(length=64, width=512, depth=6, heads=8)
 """Layers and places of the peer's text encoder, which is trained with the generator. The peer embeds 49,408 words, ours bytes."""
 
 GENERATOR = GridStageConfig(
-    model=GridConfig(width=512, depth=12, heads=8, nearby=NearbyConfig(frames=5, height=3, width=3, dilation=(1, 2, 4))),
+    model=GridConfig(
+        width=512, depth=12, heads=8,
+        nearby=NearbyConfig(frames=5, height=3, width=3, dilation=(1, 2, 4), first_whole=True, first_step=2),
+    ),
     loss=GridLossConfig(text_dropout_prob=0.2),
     optim=OptimConfig(lr=1e-4),
-)
+)  # fmt: skip
 """Width, heads, window, dilations and share of dropped captions of the peer, and as many parameters in layers: the peer's 8 have
 two feed-forwards each, ours one. So ours looks 12 times at the clip and the text, the peer 8 times. Its window only has what is
-above, on the left and before, ours all sides; it mixes heads and shifts channels, ours rotates. Ours has a slot more in each
-row."""
+above, on the left and before, ours all sides and, as presets have it, all earlier diagonals of a first frame; it mixes heads and
+shifts channels, ours rotates. Ours has a slot more in each row."""
 
 DRAW = GridSampleConfig(guidance=2.0, top_k=819)
 """As the peer draws: guidance 2, among the tenth of the codes that are most probable."""
@@ -69,8 +72,8 @@ WAYS: dict[str, dict[str, Any]] = {
 """How a clip is looked at in training: the window by a mask over all pairs, everything before, and the window by tiles."""
 
 
-FIRST = {"first_whole": 0, "diagonals": 2}
-"""`first_step` of a variant."""
+FIRST: dict[str, dict[str, Any]] = {"window": {"first_whole": False, "first_step": 0}, "raster": {"first_step": 0}}
+"""How a variant sees its first frame: through the window alone, or cell by cell."""
 
 
 def grid() -> tuple[int, int, int]:
@@ -78,14 +81,19 @@ def grid() -> tuple[int, int, int]:
     return (3, 4, 4) if reduced() else (10, 16, 16)
 
 
+def looking(config: GridStageConfig, changes: Mapping[str, Any]) -> GridStageConfig:
+    """With other values of what a cell sees."""
+    seen = config.model.nearby.model_copy(update=changes)
+    return config.model_copy(update={"model": config.model.model_copy(update={"nearby": seen})})
+
+
 def fitted(config: GridStageConfig) -> GridStageConfig:
     """The config of a variant; thin on a CPU."""
+    for word in variant() & FIRST.keys():
+        config = looking(config, FIRST[word])
     model = config.model
     if "layers8" in variant():
         model = model.model_copy(update={"depth": 8})
-    if words := variant() & FIRST.keys():
-        first = {"first_whole": True, "first_step": max(FIRST[word] for word in words)}
-        model = model.model_copy(update={"nearby": model.nearby.model_copy(update=first)})
     if reduced():
         model = model.model_copy(update={"width": 64, "depth": 3, "heads": 2, "inner_width": 32})
     return config.model_copy(update={"model": model})
@@ -190,9 +198,9 @@ def train_tokens_case(data: Path | None) -> dict[str, Any]:
     return timed_training(from_pixels=False)
 
 
-def ready_to_draw() -> tuple[GridAutoregressive, nn.Module, dict[str, nn.Module]]:
+def ready_to_draw(config: GridStageConfig) -> tuple[GridAutoregressive, nn.Module, dict[str, nn.Module]]:
     """Generator and text encoder, to be used; and both by name."""
-    nets = fresh_nets(GENERATOR, grid())
+    nets = fresh_nets(config, grid())
     net = nets["generator"].eval()
     assert isinstance(net, GridAutoregressive)
     return net, nets["text"].eval(), nets
@@ -200,9 +208,9 @@ def ready_to_draw() -> tuple[GridAutoregressive, nn.Module, dict[str, nn.Module]
 
 @torch.no_grad()
 def sample_case(data: Path | None) -> dict[str, Any]:
-    """One frame of one clip with guidance, by wavefront, from bytes to pixels. Operations are not counted: what is timed are
+    """One frame of one clip with guidance, by diagonals, from bytes to pixels. Operations are not counted: what is timed are
     launches and small products."""
-    net, encoder, nets = ready_to_draw()
+    net, encoder, nets = ready_to_draw(GENERATOR)
     picture, sampler = tokenizer(), GridSampler(GridWriter(Lean(net, device().type == "cuda"), DRAW))
     text, seeds, shape = captions(1), torch.arange(1, device=device()), (1, *grid()[1:])
 
@@ -220,9 +228,10 @@ def sample_case(data: Path | None) -> dict[str, Any]:
 
 @torch.no_grad()
 def decode_case(data: Path | None) -> dict[str, Any]:
-    """Tokens of whole clips with guidance, in each order, for 1, 8 and 64 clips at once. Without recordings only the first frame:
-    one cell after another, every pass is as long as the others."""
-    net, encoder, nets = ready_to_draw()
+    """Tokens of whole clips with guidance, in each order, for 1, 8 and 64 clips at once. All frames are seen through the window,
+    since a first frame that is seen whole has one order. Without recordings only the first frame: one cell after another, every
+    pass is as long as the others."""
+    net, encoder, nets = ready_to_draw(looking(GENERATOR, FIRST["window"]))
     sizes = (1, 2) if reduced() else (1, 8, 64)
     rows: dict[str, dict[int, Any]] = {name: {} for name in ORDERS}
     for name, (config, graphs) in ORDERS.items():
@@ -273,9 +282,7 @@ def timed_length(way: str, frames: int, num: int) -> dict[str, Any] | None:
     """Of one way, for clips of one length; None if there is not enough memory."""
     torch.compiler.reset()  # another length would make shapes dynamic
     asked = WAYS[way] | ({"execution": "bands"} if way == "nearby" and reduced() else {})  # tiles cannot train on a CPU
-    seen = GENERATOR.model.nearby.model_copy(update=asked)
-    config = GENERATOR.model_copy(update={"model": GENERATOR.model.model_copy(update={"nearby": seen})})
-    shape = (frames, *grid()[1:])
+    config, shape = looking(GENERATOR, FIRST["window"] | asked), (frames, *grid()[1:])  # all frames are seen alike
     try:
         step = trainer(build_stage(fitted(config), fresh_nets(config, shape)), 0)
         batch = tokens(num, shape)

@@ -47,9 +47,9 @@ class NearbyConfig(Config):
     parts together: with a window alone, two things that the text asks for once may be drawn alike, or twice. `whole` includes
     it."""
     first_step: int = Field(0, ge=0)
-    """In which order the cells of a first frame come that is seen whole. 0: one after another, row by row. Else each row goes
-    this many cells behind the one above it, and cells on one diagonal come together: they see all earlier diagonals and not each
-    other. With 2 a frame of 16 x 16 is drawn in 46 passes, in raster order in 256."""
+    """In which order the cells of a first frame come, if `first_whole` shows it. 0: one after another, row by row. Else each row
+    goes this many cells behind the one above it, and cells on one diagonal come together: they see all earlier diagonals and not
+    each other. With 2 a frame of 16 x 16 is drawn in 46 passes, in raster order in 256."""
     dilation: tuple[int, ...] = Field((1,), min_length=1)
     """Distance between rows and columns of the window, for one layer after another and again from the start: (1, 2) lets every
     second layer look twice as far."""
@@ -64,10 +64,6 @@ class NearbyConfig(Config):
                 raise ValueError(f"{name} {size} has no middle; use {size - 1} or {size + 1}")
         if min(self.dilation) < 1:
             raise ValueError(f"dilation {self.dilation}; every number of it must be 1 or more")
-        if self.first_step and (self.whole or not self.first_whole):
-            raise ValueError(
-                f"first_step {self.first_step} orders a first frame that is seen whole; set first_whole, and not whole"
-            )
         return self
 
     def reach(self, layer: int) -> Reach:

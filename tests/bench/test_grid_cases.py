@@ -138,7 +138,7 @@ def test_layers_of_a_variant(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fitted(GENERATOR).model == GENERATOR.model.model_copy(update={"depth": 8})
 
 
-@pytest.mark.parametrize(("word", "passes"), [("", 2 * 3 + 4), ("first_whole", 4 * 4), ("diagonals", 2 * 3 + 4)])
+@pytest.mark.parametrize(("word", "passes"), [("", 2 * 3 + 4), ("raster", 4 * 4), ("window", 2 * 3 + 4)])
 def test_how_a_frame_is_drawn(word: str, passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TESSERA_BENCH", word)
     row = CASES["video.ar.sample"](None)

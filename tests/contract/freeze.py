@@ -166,7 +166,7 @@ SETS = {  # a recipe, or RECIPE-KIND
     "nuwa-first": (  # sees the first frame whole
         *ONE_BY_ONE,
         "tokenizer.model={kind: conv, widths: [4, 4, 4], blocks: [1, 0, 1], time_downsamples: 1, quantizer: {levels: [4, 4]}}",
-        "base.model={width: 16, depth: 2, heads: 2, nearby: {height: 3, width: 3}}",
+        "base.model={width: 16, depth: 2, heads: 2, nearby: {height: 3, width: 3, first_step: 0}}",
     ),
     "nuwa-sketch": (
         *ONE_BY_ONE,

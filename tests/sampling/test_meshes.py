@@ -434,18 +434,24 @@ def test_meshes_are_learnt_by_heart_as_codes(num: int, steps: int, levels: str, 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not REAL_DATA, reason="set TESSERA_REAL_DATA")
-@pytest.mark.parametrize("num", [1, 8])
-@pytest.mark.parametrize("kind", KINDS)
-def test_meshes_of_a_pack_are_learnt_by_heart(kind: str, num: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "num", "steps", "tokenizer_steps"),
+    [("coordinates", 1, 600, 0), ("coordinates", 8, 1200, 0), ("graph", 1, 600, 600), ("graph", 8, 1000, 4000)],
+)
+def test_meshes_of_a_pack_are_learnt_by_heart(kind: str, num: int, steps: int, tokenizer_steps: int, tmp_path: Path) -> None:
     """As they come from their files, in 128 bins: drawn from their captions with the faces that the tokenizer keeps. Exact
     coordinates keep all; of codes nearly all come back."""
     pack = Path(str(REAL_DATA)) / "lowpoly"
     meshes = {f"a {Path(name).name.replace('_', ' ')}": read_mesh(pack / f"{name}.obj").mesh for name in PACK[:num]}
     wide = "{coordinate_width: 32, encoder_width: 192, encoder_layers: 2, decoder_width: 192, decoder_blocks: 4, heads: 2}"
-    changes = {"tokenizer__model": wide, "tokenizer__batch_size": str(num)} if kind == "graph" else {}
+    graph = {
+        "tokenizer__model": wide, "tokenizer__batch_size": str(num), "tokenizer__steps": str(tokenizer_steps),
+        "tokenizer__optim": "{lr: 2.0e-3, warmup_steps: 20, weight_decay: 0}",
+    }  # fmt: skip
+    changes = graph if kind == "graph" else {}
     model = "{width: 128, depth: 3, heads: 4, inner_width: 96, inner_depth: 2}"
     real, drawn = learnt(
-        kind, meshes, 600, tmp_path, data__bins="128", data__max_faces="250", base__model=model,
+        kind, meshes, steps, tmp_path, data__bins="128", data__max_faces="250", base__model=model,
         base__optim="{lr: 3.0e-3, warmup_steps: 20, weight_decay: 0}",
         sample__max_faces="250", **changes,
     )  # fmt: skip

@@ -32,7 +32,7 @@ Size = Literal["tiny", "small", "base", "large"]
 TYPES: dict[str, type[ClipsConfig]] = {"masked": MaskedClipsConfig, "autoregressive": AutoregressiveClipsConfig}
 MASKED_OPTIM = OptimConfig(lr=3e-4, betas=(0.9, 0.98), weight_decay=0.03, warmup_steps=5000)
 LOSS = GridLossConfig(sketch_gaps_prob=0.2)
-NEARBY = NearbyConfig(first_whole=True)
+NEARBY = NearbyConfig(first_whole=True, first_step=2)
 AUTOREGRESSIVE_OPTIM = OptimConfig(lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, warmup_steps=5000)
 
 
