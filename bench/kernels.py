@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from processes import run_here
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from tessera.bench import timing
@@ -54,6 +55,8 @@ def rows(events: Any, passed: float, most: int, cuda: bool) -> list[str]:
     times: dict[str, float] = defaultdict(float)
     counts: dict[str, int] = defaultdict(int)
     for event in events:
+        if cuda and event.device_type == DeviceType.CPU:  # calls that launch them, which take none of the device's time
+            continue
         times[event.name] += (event.device_time_total if cuda else event.self_cpu_time_total) / 1e3
         counts[event.name] += 1
     busy, order = sum(times.values()), sorted(times, key=lambda name: -times[name])

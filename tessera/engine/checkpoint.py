@@ -96,7 +96,7 @@ def refuse_nonfinite(tensors: Mapping[str, Tensor], step: int) -> None:
 
 
 def _numbers_of(state: TrainState) -> dict[str, Any]:
-    names = ("step", "seed", "best", "best_step", "skips", "replaced")
+    names = ("step", "seed", "best", "best_step", "best_metric", "skips", "replaced")
     return {name: getattr(state, name) for name in names}
 
 
@@ -110,7 +110,7 @@ def restore(path: Path, state: TrainState) -> None:
     numbers = read_json(path / "state.json")
     state.step, state.seed, state.skips = numbers["step"], numbers["seed"], numbers["skips"]
     state.best, state.best_step = numbers["best"], numbers["best_step"]
-    state.replaced = numbers.get("replaced", 0)  # which older checkpoints do not have
+    state.best_metric, state.replaced = numbers.get("best_metric"), numbers.get("replaced", 0)  # older checkpoints have neither
 
 
 def _fill(nets: Mapping[str, nn.Module], tensors: Mapping[str, Tensor], path: Path) -> None:

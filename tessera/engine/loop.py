@@ -224,6 +224,8 @@ class Fit:
         if stage.best.metric not in numbers["valid"]:
             raise ValueError(f"Stage.best names {stage.best.metric!r}; validation measures {', '.join(numbers['valid'])}")
         value = numbers["valid"][stage.best.metric]
+        if state.best_metric not in (None, stage.best.metric):  # the record of another number is none
+            state.best = state.best_step = None
         shown = "  ".join(f"{name} {number:.4g}" for name, number in numbers["valid"].items())
         improved = stage.best.improves(value, state.best)
         if not all(math.isfinite(number) for number in numbers["valid"].values()):
@@ -231,7 +233,7 @@ class Fit:
         before = "" if state.best_step is None else f"  (best: {stage.best.metric} {state.best:.4g} at step {state.best_step})"
         self.journal.say(f"{self.job.name} step {state.step} validation: {shown}{'  (best so far)' if improved else before}")
         if improved:
-            state.best, state.best_step = value, state.step
+            state.best, state.best_step, state.best_metric = value, state.step, stage.best.metric
         elif state.step == self.job.steps and state.best_step is not None and value != state.best:
             self.journal.say(
                 f"{self.job.name}: step {state.best_step} had the better {stage.best.metric}, and is kept as checkpoints/best; "

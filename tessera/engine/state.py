@@ -31,6 +31,7 @@ class TrainState:
     optimizers: dict[str, torch.optim.AdamW]
     best: float | None = None  # record of the stage's best metric
     best_step: int | None = None
+    best_metric: str | None = None  # its name; of an older checkpoint None
     skips: int = 0  # updates left out in a row, with nonfinite: skip
     replaced: int = 0  # samples that could not be read, over all ranks
     # ---

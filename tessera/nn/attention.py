@@ -82,7 +82,7 @@ class Attention(nn.Module):
         return self.out(rearrange(seen, "b h n k -> b n (h k)"))
 
     def _by_head(self, x: Tensor, norm: nn.Module | None = None) -> Tensor:
-        """b n d -> b h n k; normalised where the channels of a head still lie one head after another, which needs no copy."""
+        """b n d -> b h n k; normalised before heads are taken apart: queries then need no copy."""
         x = x.unflatten(-1, (self.heads, -1))
         return rearrange(x if norm is None else norm(x), "b n h k -> b h n k")
 

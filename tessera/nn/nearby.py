@@ -271,7 +271,7 @@ class NearbyAttention(Attention):
 class View:
     """What some slots see of what is kept."""
 
-    bias: Tensor  # m k; of some places that of `alone`
+    bias: Tensor  # m k where all places are looked at, else (h m) 1 k
     index: Tensor | None  # m k: places of what is kept; None: all of them
 
     def __call__(self, query: Tensor, kept: Tensor) -> Tensor:

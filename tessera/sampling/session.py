@@ -114,7 +114,8 @@ class Session:
         return self.draw_rows(request.rows(), request)
 
     def draw_rows(self, rows: Sequence[tuple[str, int]], request: Request) -> list[Any]:
-        """Prompts and seeds in chunks of one size, the last one padded: so a sample is the same whatever else is asked."""
+        """Prompts and seeds in chunks of one size, the last one padded: so a sample is the same whatever else is asked. Of meshes
+        what only fills up may be left out (`leave`), and the others are the same up to rounding."""
         self.refuse_other_keys(request)
         draw, size, start, mesh = self.draw, request.options.chunk, self.start_of(request), self.mesh_of(request)
         known, (sketch, sketched) = self.given_of(request), self.sketch_of(request)

@@ -1,4 +1,5 @@
-"""Old checkpoints load, and golden losses come out again. What is compared with was written by `freeze.py` and is never changed.
+"""Old checkpoints load, and golden losses come out again. What is compared with was written by `freeze.py`,
+and is written anew only where tokens or data themselves have changed, by a commit that says so.
 
 Other processors round otherwise, so losses are compared to 1e-4, not to the bit.
 """

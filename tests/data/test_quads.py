@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tessera.data.canonical import Corners, quantise, standardise, to_mesh
+from tessera.data.canonical import REACH, Corners, bounding_box, clean, quantise, snap, standardise, to_mesh
 from tessera.data.quads import find_quads, join_quads, split_quads
 from tessera.data.synth.furniture import write_furniture
 from tessera.media.mesh_files import encode_obj, encode_ply
-from tessera.media.meshes import Mesh, read_mesh
+from tessera.media.meshes import Mesh, read_mesh, turn_up
+from tessera.media.polygon_files import parse_obj
 
 BINS = 32
 REAL_DATA = os.environ.get("TESSERA_REAL_DATA")
@@ -141,11 +142,22 @@ def test_files_hold_quads(suffix: str, encode: Callable[[Mesh], bytes], tmp_path
 
 @pytest.mark.skipif(REAL_DATA is None, reason="set TESSERA_REAL_DATA")
 def test_every_real_mesh_comes_back() -> None:
-    """And so do the quads of the files: among the triangles, of which each quad has taken two."""
-    paths = [path for path in sorted(Path(str(REAL_DATA), "lowpoly").rglob("*")) if path.suffix in (".obj", ".glb")]
-    assert len(paths) > 100
-    before = after = 0
+    """And so do nearly all quads of the files whose corners lie in four bins."""
+    paths = sorted(Path(str(REAL_DATA), "lowpoly").rglob("*.obj"))
+    assert len(paths) > 400
+    before = after = there = found = 0
     for path in paths:
-        corners = quantise(standardise(read_mesh(path).mesh)[0], 128)
-        before, after = before + len(corners), after + len(assert_back(corners, 128))
+        mesh = read_mesh(path).mesh
+        corners = quantise(standardise(mesh)[0], 128)
+        quads = assert_back(corners, 128)
+        before, after = before + len(corners), after + len(quads)
+        made = {frozenset(map(tuple, quad)) for quad in quads.tolist()}
+        file = parse_obj(path.read_bytes())
+        centre, sides = bounding_box(clean(mesh)[0])
+        points = snap((turn_up(file.vertices) - centre) / sides.max() * (2 * REACH))
+        bins = np.minimum(np.floor((points + 1) * 64), 127).astype(np.int64)[:, ::-1]
+        asked = [frozenset(map(tuple, bins[list(face)].tolist())) for face in file.faces if len(face) == 4]
+        asked = [quad for quad in asked if len(quad) == 4]
+        there, found = there + len(asked), found + sum(quad in made for quad in asked)
     assert after / before < 0.58
+    assert found / there > 0.96

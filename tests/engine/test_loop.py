@@ -72,7 +72,17 @@ def test_best_follows_the_metric_and_is_saved_at_once(tmp_path: Path) -> None:
     assert saved(tmp_path) == [6, 7], "best outlives the newest"
     assert (state.best, state.best_step) == (3.0, 6)
     numbers = json.loads((tmp_path / "checkpoints" / "step-000007" / "state.json").read_text())
-    assert (numbers["best"], numbers["best_step"]) == (3.0, 6)
+    assert (numbers["best"], numbers["best_step"], numbers["best_metric"]) == (3.0, 6, "score")
+
+
+@pytest.mark.parametrize(("metric", "best"), [("score", (0.5, 3)), ("another", (5.0, 1)), (None, (0.5, 3))])
+def test_a_record_of_another_metric_is_none(metric: str | None, best: tuple[float, int], tmp_path: Path) -> None:
+    """As where a resumed stage has a new one; older checkpoints do not say which they had."""
+    stage = gan(measure=scored({1: 5.0, 2: 6.0}), best=Best("score", higher_is_better=False))
+    state = placed(stage)
+    state.best, state.best_step, state.best_metric = 0.5, 3, metric
+    fit(tmp_path, stage, state, steps=2, **{**QUIET, "validate_every_steps": 1}).run()
+    assert (state.best, state.best_step) == best
 
 
 @pytest.mark.parametrize(("last", "told"), [(9.0, True), (float("nan"), True), (3.0, False), (2.0, False)])

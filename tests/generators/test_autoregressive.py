@@ -269,19 +269,20 @@ def test_a_sample_depends_on_its_own_seed_alone_and_leaving_rows_change_nothing(
     assert torch.equal(alone, whole[picked])
 
 
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
 @pytest.mark.parametrize(("num_asked", "size"), [(1, 1), (3, 4), (6, 8), (9, 9)])
-def test_rows_that_only_fill_up_never_enter(num_asked: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_only_fill_up_never_enter(num_asked: int, size: int, guidance: float, monkeypatch: pytest.MonkeyPatch) -> None:
     net, text, seeds, sizes = generator(), words(9), torch.arange(9), list[int]()
-    writer = Writer(Lean(net), AutoregressiveSampleConfig(guidance=1.0), Coordinates(BINS).constraint)
+    writer = Writer(Lean(net), AutoregressiveSampleConfig(guidance=guidance), Coordinates(BINS).constraint)
     whole, ends = Sampler(writer)(text, seeds, 12)
     plain = Writer.step_once
     monkeypatch.setattr(Writer, "step_once", lambda self, setup, state: sizes.append(len(state.x)) or plain(self, setup, state))
     found, same_ends = Sampler(writer)(text, seeds, 12, num_asked=num_asked)
-    assert sizes[0] == size
+    assert sizes[0] == size * (1 if guidance == 1 else 2)
     assert torch.equal(found[:num_asked], whole[:num_asked])
     assert torch.equal(same_ends[:num_asked], ends[:num_asked])
     assert not same_ends[num_asked:].any()
-    stays = Writer(Lean(net), AutoregressiveSampleConfig(guidance=1.0, leave=False), Coordinates(BINS).constraint)
+    stays = Writer(Lean(net), AutoregressiveSampleConfig(guidance=guidance, leave=False), Coordinates(BINS).constraint)
     assert torch.equal(Sampler(stays)(text, seeds, 12, num_asked=num_asked)[0], whole)
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tessera.batches import TextStates
-from tessera.compiling import settle_einops
+from tessera.compiling import outermost, settle_einops
 from tessera.config import EngineConfig
 from tessera.engine.state import speed_up
 from tessera.generators.diffusion.condition import Condition
@@ -24,7 +24,19 @@ from tessera.generators.diffusion.denoisers import (
     build_denoiser,
 )
 from tessera.generators.diffusion.dit import DiT, DiTConfig
-from tessera.generators.diffusion.unet import Layer, ModulatedBlock, PixelAttention, UNet, UNetConfig
+from tessera.generators.diffusion.unet import (
+    Grow,
+    LastNorm,
+    Layer,
+    ModulatedBlock,
+    PixelAttention,
+    Shrink,
+    UNet,
+    UNetConfig,
+)
+from tessera.nn.conv import Downsample
+from tessera.tokenizers.image.model import ImageTokenizer, ImageTokenizerConfig
+from tessera.tokenizers.pair.model import Embedder, EmbedderConfig
 from tests.generators.denoiser_toys import (
     CHANNELS,
     DIT,
@@ -40,6 +52,17 @@ from tests.generators.denoiser_toys import (
 )
 
 # ---- against formulas
+
+
+def test_frozen_nets_of_the_same_blocks_stay_plain() -> None:
+    """What embeds pictures, and what makes latents of them, in training as in use."""
+    nets = [Embedder(EmbedderConfig(widths=(8, 8)), 3, 8), ImageTokenizer(ImageTokenizerConfig(widths=(8, 16), blocks=(1, 1)), 3)]
+    for net in nets:
+        assert any(isinstance(module, Downsample) for module in net.modules())
+        assert outermost(net, COMPILED) == outermost(net, RECORDED) == []
+    net = denoiser()
+    shapes = {Shrink, Grow, LastNorm} & {type(module) for module in outermost(net, COMPILED)}
+    assert shapes == {Shrink, Grow, LastNorm}
 
 
 @pytest.mark.parametrize("crossing", [False, True])

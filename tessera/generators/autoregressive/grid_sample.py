@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tessera.batches import TextStates
 from tessera.generators.autoregressive.grid_model import GridAutoregressive
-from tessera.generators.autoregressive.grid_schedule import Schedule, Table, one_by_one, sequential, table_of, wavefront
+from tessera.generators.autoregressive.grid_schedule import Schedule, Table, frame_by_frame, sequential, table_of, wavefront
 from tessera.generators.autoregressive.model import length_class
 from tessera.generators.autoregressive.sample import CHOICE, ChoiceConfig
 from tessera.nn.nearby import Grid, Reach, Ring, Slot, View, Window, window_of
@@ -116,7 +116,7 @@ def plans_of(net: GridAutoregressive, order: str, device: torch.device) -> Plans
     later = Plan(schedule, grid, ring, table_of(schedule, grid, device), net.reaches, windows, sketch)
     if not reach.first:
         return Plans(later, None)
-    alone = one_by_one(grid, min(reach.first, grid.slots - 1))
+    alone = frame_by_frame(grid, min(reach.first, grid.slots - 1))
     room = ring._replace(frames=2)  # the pass that shows the last cell begins another frame
     same, whole = (reach,) * len(windows), (None,) * len(windows)  # in the first frame all layers see the same
     return Plans(later, Plan(alone, grid, room, table_of(alone, grid, device), same, whole, sketch))

@@ -35,10 +35,10 @@ class Schedule(NamedTuple):
 
 def sequential(grid: Grid) -> Schedule:
     """One cell after another. The last slot of a row guesses nothing, and shares its pass with the first one of the next."""
-    return one_by_one(grid, grid.slots - 1)
+    return frame_by_frame(grid, grid.slots - 1)
 
 
-def one_by_one(grid: Grid, row_step: int) -> Schedule:
+def frame_by_frame(grid: Grid, row_step: int) -> Schedule:
     """A frame begins when the last cell of the one before it has been guessed. Rows overlap where their step is small."""
     return Schedule(row_step * (grid.rows - 1) + grid.slots - 1, row_step)
 

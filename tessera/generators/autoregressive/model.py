@@ -94,10 +94,10 @@ class Block(Layer):
         """x b n d, text b m c, mask b m, turns 2 n k"""
         return self.along(x, lambda x: self.attention(x, turns=turns), lambda x: self.cross(x, text, mask))
 
-    def step(self, x: Tensor, told: Tensor, bias: Tensor, turns: Tensor, kept: Tensor, place: Tensor, before: Tensor) -> Tensor:
-        """One place, x b 1 d; told 2 b h m k and bias b 1 1 m, of the text; kept 2 b h n k and before 1 n, the bias of places
-        that come later."""
-        attend = partial(self.attention.step, turns=turns, kept=kept, place=place, bias=before)
+    def step(self, x: Tensor, told: Tensor, bias: Tensor, turns: Tensor, kept: Tensor, place: Tensor, seen: Tensor) -> Tensor:
+        """One place, x b 1 d; told 2 b h m k and bias b 1 1 m, of the text; kept 2 b h n k and seen 1 n, the bias of places: 0 up
+        to this one, -inf behind it."""
+        attend = partial(self.attention.step, turns=turns, kept=kept, place=place, bias=seen)
         return self.along(x, attend, partial(self.cross.recall, kept=told, bias=bias))
 
 
@@ -235,9 +235,9 @@ class Autoregressive(Hourglass):
         """One place of the outer sequence, x b 1 d, with told l 2 b h m k and kept l 2 b h n k -> what is known of the next
         group, b d."""
         turns, bias = self.turns(place).to(x.dtype), bias_of(mask[:, None, None], x.dtype)
-        before = bias_of(torch.arange(kept.shape[4], device=x.device)[None] <= place, x.dtype)
+        seen = bias_of(torch.arange(kept.shape[4], device=x.device)[None] <= place, x.dtype)
         for block, text, own in zip(self.blocks, told, kept, strict=True):
-            x = block.step(x, text, bias, turns, own, place, before)  # type: ignore[operator]
+            x = block.step(x, text, bias, turns, own, place, seen)  # type: ignore[operator]
         return self.norm(x[:, 0])
 
 

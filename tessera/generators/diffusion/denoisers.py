@@ -8,14 +8,13 @@ from pydantic import Field
 
 from tessera.generators.diffusion.conditioning import Inputs
 from tessera.generators.diffusion.dit import DiT, DiTConfig
-from tessera.generators.diffusion.unet import LastNorm, Layer, UNet, UNetConfig
+from tessera.generators.diffusion.unet import Grow, LastNorm, Layer, Shrink, UNet, UNetConfig
 from tessera.nn.adaptive import AdaptiveBlock
-from tessera.nn.conv import Downsample, Upsample
 
 Denoiser = Annotated[UNetConfig | DiTConfig, Field(discriminator="kind")]
 
 # For a stage. A U-Net's layers differ in width and size, but half of them equal another one, which is compiled once for both.
-COMPILED = (Layer, Downsample, Upsample, LastNorm, AdaptiveBlock)
+COMPILED = (Layer, Shrink, Grow, LastNorm, AdaptiveBlock)
 RECORDED = (UNet, DiT)
 SHARDED = (UNet, AdaptiveBlock)
 CHECKPOINTED = (Layer, AdaptiveBlock)

@@ -123,7 +123,16 @@ class Layer(nn.Module):
 
 
 class LastNorm(GroupNorm):
-    """That of no layer, by a name of its own: it is compiled by itself, which others need not be."""
+    """That of no layer, by a name of its own, as the next two: they are compiled by themselves, which those of other nets, frozen
+    ones among them, are not."""
+
+
+class Shrink(Downsample):
+    """From a level to the one below."""
+
+
+class Grow(Upsample):
+    """From a level to the one above."""
 
 
 class UNet(nn.Module):
@@ -142,8 +151,8 @@ class UNet(nn.Module):
         for level, (own, above) in enumerate(zip(widths, (stem, *widths[:-1]), strict=True)):
             crosses, looks = context if config.cross[level] else None, config.attention[level]
             halves = level > 0 or config.efficient
-            self.shrink.append(Downsample(above, own) if halves else nn.Identity())
-            self.grow.append(Upsample(own, above) if halves else nn.Identity())
+            self.shrink.append(Shrink(above, own) if halves else nn.Identity())
+            self.grow.append(Grow(own, above) if halves else nn.Identity())
             for path, width_in in ((self.down, own), (self.up, 2 * own)):
                 layers = (
                     Layer(config, width_in, own, attention=looks, context_width=crosses) for _ in range(config.blocks[level])

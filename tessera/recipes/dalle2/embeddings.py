@@ -28,7 +28,7 @@ PARALLEL = 1e-7  # sine of the angle below which vectors in fp32 are equal, or o
 
 
 def training_clip(config: Dalle2Config, feed: Feed) -> FrozenClip | None:
-    """The model that makes embeddings, where that is CLIP; for caches alone, and not to be kept."""
+    """The model that makes embeddings, where that is CLIP; for caches and the captions of validation, and not to be kept."""
     return load_clip(config.embeddings.path, feed.device) if isinstance(config.embeddings, ClipConfig) else None
 
 

@@ -42,7 +42,7 @@ class MeshSampleConfig(AutoregressiveSampleConfig):
     max_faces: int | None = Field(None, ge=1, le=100_000)
     """A mesh is cut off there; left empty, at `data.max_faces`."""
     chunk: int = Field(16, ge=1, le=1024)
-    """Meshes drawn at once. Always so many: the last chunk is padded."""
+    """Meshes drawn at once. With `leave` no more than are asked for, up to a power of two; without it always so many."""
 
 
 class MeshGPTConfig(Config):

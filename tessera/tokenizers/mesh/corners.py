@@ -3,7 +3,6 @@ faces of a mesh may be otherwise, codes do not say."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,17 +48,12 @@ class DistinctCorners:
             own = state.tokens[corner * count :]
             for other in self.others(corner):
                 tokens = state.tokens[other * count : (other + 1) * count]
-                found = found & ~(equal(own, tokens[:-1], found[:, :1])[:, None] & (ids == tokens[-1][:, None]))
+                repeats = ids == tokens[-1][:, None]
+                for one, same in zip(own, tokens, strict=False):  # the corner's own so far
+                    repeats = repeats & (one == same)[:, None]
+                found = found & ~repeats
         return found
 
     def others(self, corner: int) -> range:
         """Earlier corners that it may not repeat."""
         return range(corner - (corner == 3))
-
-
-def equal(tokens: Sequence[Tensor], others: Sequence[Tensor], like: Tensor) -> Tensor:
-    """b bool: which rows have the same ones; of none all have."""
-    same = torch.ones_like(like[:, 0])
-    for one, other in zip(tokens, others, strict=True):
-        same = same & (one == other)
-    return same

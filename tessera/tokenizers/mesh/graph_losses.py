@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -58,7 +59,8 @@ class GraphLosses:
 
 def num_back(tokenizer: GraphTokenizer, batch: MeshBatch) -> Tensor:
     """How many faces come back in all their bins from their ids, as what is drawn does: corners of the same ids together."""
-    back = tokenizer.decode(tokenizer.encode(batch.corners, batch.num_faces), batch.num_faces)
+    with torch.autocast(batch.corners.device.type, enabled=False):  # as ids are made for the generator
+        back = tokenizer.decode(tokenizer.encode(batch.corners, batch.num_faces), batch.num_faces)
     counted = face_mask(batch.num_faces, batch.corners.shape[1]) & batch.valid[:, None]
     return ((back == batch.corners).all(-1).all(-1) & counted).float().sum()
 
