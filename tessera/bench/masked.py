@@ -41,6 +41,7 @@ WORDS = {
     "frames": "clips: whole frames are shown or taken away, as presets train, which masks attention",
     "fp32": "sampling: pixels in full precision, not bf16; video.ar: ids too",
     "layers8": "video.ar: 8 layers as the peer has, which then are two thirds of its parameters",
+    "dit": "image.diffusion: a transformer over patches of 4 x 4 with as many operations, and four fifths of the parameters",
     "window": "video.ar: the first frame is seen through the window alone",
     "raster": "video.ar: cells of the first frame see all before them in raster order, and are drawn one by one",
     "dense": "video.ar.lengths: only a mask over all pairs",

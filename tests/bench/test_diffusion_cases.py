@@ -16,6 +16,8 @@ from tessera.bench import CASES, diffusion, timing
 from tessera.bench.timing import count_operations
 from tessera.generators.diffusion.condition import Condition
 from tessera.generators.diffusion.denoisers import build_denoiser
+from tessera.generators.diffusion.dit import DiTConfig
+from tessera.generators.diffusion.unet import UNetConfig
 
 BENCH = Path(__file__).parents[2] / "bench"
 NEEDS = ("dalle2_pytorch", "resize_right", "rotary_embedding_torch", "vector_quantize_pytorch", "ftfy", "regex")
@@ -29,23 +31,27 @@ def without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "limit", lambda: 1.0)
 
 
+@pytest.mark.parametrize("word", ["", "dit"])
 @pytest.mark.parametrize("name", ["image.diffusion.train", "image.diffusion.sample"])
-def test_a_case_runs_at_a_small_size(name: str) -> None:
+def test_a_case_runs_at_a_small_size(name: str, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TESSERA_BENCH", word)
     row = CASES[name](None)
+    assert row["variant"] == word
     assert row["reduced"]
     assert row["items_per_s"] == pytest.approx(row["batch"] / row["ms"] * 1e3, rel=0.05)
     assert row["tflop"] > 0
     assert row["size"] == 16
 
 
-def test_the_network_is_as_large_as_the_peers_and_does_as_much() -> None:
+@pytest.mark.parametrize(("config", "share"), [(diffusion.NET, 1.0), (diffusion.OTHER, 0.81)], ids=["unet", "dit"])
+def test_the_network_is_as_large_as_the_peers_and_does_as_much(config: UNetConfig | DiTConfig, share: float) -> None:
     with torch.device("meta"):
-        net = build_denoiser(diffusion.NET, channels=3, size=(64, 64), text_width=512, embedding_width=512)
+        net = build_denoiser(config, channels=3, size=(64, 64), text_width=512, embedding_width=512)
         text = TextStates(torch.zeros(1, 77, 512), torch.ones(1, 77, dtype=torch.bool), torch.zeros(1, 512))
         told, x, level = Condition(text=text, embedding=torch.zeros(1, 512)), torch.zeros(1, 3, 64, 64), torch.zeros(1)
-    assert sum(p.numel() for p in net.parameters()) == pytest.approx(PEER_PARAMETERS, rel=0.03)
+    assert sum(p.numel() for p in net.parameters()) == pytest.approx(share * PEER_PARAMETERS, rel=0.03)
     with torch.no_grad():
-        assert count_operations(lambda: net(x, level, told)) == pytest.approx(PEER_FORWARD, rel=0.03)
+        assert count_operations(lambda: net(x, level, told)) == pytest.approx(PEER_FORWARD, rel=0.04)
 
 
 def test_drawing_is_counted_by_the_passes_that_it_makes(monkeypatch: pytest.MonkeyPatch) -> None:
