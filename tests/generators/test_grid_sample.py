@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import warnings
 from typing import Any
 
 import pytest
@@ -139,13 +138,11 @@ def test_memory_does_not_grow_with_a_clip(near: str) -> None:
 
 
 def live_bytes() -> int:
-    """Of all tensors that somebody holds."""
+    """Of all tensors that somebody holds; those that a compiler has left behind hold nothing."""
     gc.collect()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # asking some objects for their class is answered by libraries' warnings
-        tensors = [thing for thing in gc.get_objects() if isinstance(thing, torch.Tensor)]
-        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
-    return sum(storages.values())
+    kinds = (torch.Tensor, torch.nn.Parameter)
+    held = [thing.untyped_storage() for thing in gc.get_objects() if type(thing) in kinds]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in held}.values())
 
 
 def test_passes_are_recorded_for_few_numbers_of_known_frames_and_of_a_sketchs() -> None:

@@ -46,14 +46,16 @@ def test_codes_come_back_from_their_digits(made: tuple[MeshTokens, Any, tuple[in
 def test_whatever_may_be_drawn_is_a_code(made: tuple[MeshTokens, Any, tuple[int, ...]]) -> None:
     tokens, _, digits = made
     state, allowed = tokens.constraint.init(2, torch.device("cpu"))
-    for place in range(3 * 6 * len(digits)):
-        size = digits[place % len(digits)]
-        begins = place % (6 * len(digits)) == 0
+    each = 2 * len(digits)  # tokens of a corner
+    for place in range(3 * 3 * each):
+        corner, token = divmod(place % (3 * each), each)
         wanted = torch.zeros(tokens.vocab_size + 1, dtype=torch.bool)
-        wanted[:size] = True
-        wanted[-1] = begins and place > 0
+        wanted[: digits[place % len(digits)]] = True
+        wanted[-1] = place > 0 and corner == token == 0
+        last = token == each - 1
+        wanted[: corner * last] = False  # would make it an earlier corner
         assert torch.equal(allowed, wanted.expand(2, -1)), place
-        state, allowed = tokens.constraint.step(state, torch.zeros(2, dtype=torch.long))
+        state, allowed = tokens.constraint.step(state, torch.full((2,), corner * last))
 
 
 def test_a_drawn_mesh_remembers_the_faces_that_were_removed() -> None:
