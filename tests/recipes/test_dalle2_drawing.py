@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from tessera.data.synth.shapes import write_shapes
 from tessera.evals.run import evaluate_run
 from tessera.generators.diffusion.losses import DiffusionLossConfig, DiffusionLosses
 from tessera.generators.diffusion.processes import build_process
+from tessera.generators.diffusion.sample import DiffusionSampler
 from tessera.recipes.dalle2 import previews
 from tessera.recipes.dalle2.drawing import Painter
 from tessera.recipes.dalle2.embeddings import Sphere, between
@@ -130,6 +132,23 @@ def test_candidates_are_compared_with_the_prompt(session: Session) -> None:
     assert torch.allclose(best.norm(dim=1), torch.ones(3), atol=1e-5)
     assert ((best * wanted).sum(1) >= (first * wanted).sum(1) - 1e-6).all()
     assert not torch.equal(best, first)
+
+
+def test_every_stage_starts_from_noise_of_its_own(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    starts, prepare = [], DiffusionSampler.prepare
+
+    def watched(*words: Any, **options: Any) -> Any:
+        setup, state = prepare(*words, **options)
+        starts.append((setup.seeds, state.base.flatten(1)))
+        return setup, state
+
+    monkeypatch.setattr(DiffusionSampler, "prepare", watched)
+    session.sample("a red circle", seed=4)
+    assert len(starts) == 4, "two candidates of the prior, base and the upsampler"
+    for (seeds, one), (others, two) in itertools.combinations(starts, 2):
+        assert not torch.isin(seeds, others).any()
+        shared = min(one.shape[1], two.shape[1])
+        assert torch.isclose(one[:, :shared], two[:, :shared]).float().mean() < 0.01
 
 
 def check_views(run: Path, data: Path) -> None:

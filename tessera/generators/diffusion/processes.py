@@ -18,6 +18,7 @@ from tessera.generators.diffusion.algebra import Exploding, Family, Prediction, 
 from tessera.generators.diffusion.condition import Condition
 
 LIMIT = 20.0  # of the levels of DDPM; the cosine schedule of 1,000 steps ends at -19.8
+NOISE_START = -7.0  # clean is 3 % of x there; further down it is what is left of two numbers that are nearly one, 30 times as large
 NUM_STEPS = 1000  # that DDPM's time is divided into: the cleanest level, and the steps of the variational bound
 REACH = 5.0  # standard deviations of the trained levels: beyond them the network has seen nothing
 PIXELS_STD = 0.5  # of pictures in [-1, 1], about (Karras et al. 2022, table 1)
@@ -98,6 +99,7 @@ class Process(ABC):
     data_std: float = 1.0
     learned_variance: bool = False
     ends: tuple[float, float]  # the noisiest and the cleanest level that the network is told
+    start: float = -math.inf  # the noisiest level that is drawn from: below it the prediction says nothing of clean
 
     @abstractmethod
     def level_at(self, time: Tensor) -> Tensor:
@@ -179,6 +181,8 @@ class Ddpm(Process):
         self.schedule, self.shift = SCHEDULES[config.schedule], 2 * math.log(config.shift)
         self.prediction: Prediction = config.predicts
         self.learned_variance = config.learned_variance
+        if self.prediction == "noise":
+            self.start = NOISE_START
         noisiest, cleanest = self.level_at(torch.tensor([1, 1 / NUM_STEPS], dtype=torch.float64)).tolist()
         self.ends = noisiest, cleanest
 

@@ -52,13 +52,29 @@ class Passes:
 
 
 def levels_of(process: Process, steps: int, grid: Grid, shift: float = 1.0) -> Tensor:
-    """steps + 1, fp64: from the noisiest level to clean. `shift` multiplies the noise of all of them, against clean."""
+    """steps + 1, fp64: from the noisiest level that can be drawn from to clean. `shift` multiplies the noise of all of them,
+    against clean."""
+    lower = 2 * math.log(shift)
     if grid == "uniform":
-        levels = process.level_at(torch.linspace(1, 0, steps + 1, dtype=torch.float64))[:-1]
+        first = time_at(process, process.start + lower)
+        levels = process.level_at(torch.linspace(first, 0, steps + 1, dtype=torch.float64))[:-1]
     else:
-        most, least = (math.exp(-end / 2 / RHO) for end in process.ends)
+        noisiest, cleanest = process.ends
+        most, least = (math.exp(-end / 2 / RHO) for end in (max(noisiest, process.start + lower), cleanest))
         levels = -2 * RHO * torch.linspace(most, least, steps, dtype=torch.float64).log()
-    return torch.cat([levels - 2 * math.log(shift), torch.tensor([math.inf], dtype=torch.float64)])
+    return torch.cat([levels - lower, torch.tensor([math.inf], dtype=torch.float64)])
+
+
+def time_at(process: Process, level: float) -> float:
+    """The latest time whose level is at least that."""
+    low, high = 0.0, 1.0
+    if process.level_at(torch.tensor(high, dtype=torch.float64)) >= level:
+        return high
+    for _ in range(60):
+        middle = (low + high) / 2
+        reached = bool(process.level_at(torch.tensor(middle, dtype=torch.float64)) >= level)
+        low, high = (middle, high) if reached else (low, middle)
+    return low
 
 
 def passes_of(sampler: Sampler, family: Family, levels: Tensor, eta: float = 0.0) -> Passes:

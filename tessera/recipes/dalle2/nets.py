@@ -132,9 +132,9 @@ def imagined(
     sampler: DiffusionSampler, channels: int, text: TextStates, seeds: Tensor, candidates: int, captions: Tensor | None,
     negative: TextStates | None = None,
 ) -> Tensor:  # fmt: skip
-    """b e of unit length, by the prior: of several the one that is nearest to the captions' vectors, b e; without these one."""
-    if captions is None or candidates == 1:
-        return unit(sampler([channels], Condition(text=text), seeds, negative))
-    others = [seeds, *(mix_tensors(seeds, torch.tensor(k)) for k in range(1, candidates))]
-    drawn = torch.stack([sampler([channels], Condition(text=text), some, negative) for some in others], dim=1)
-    return unit(best_of(drawn, captions))
+    """b e of unit length, by the prior: of several the one that is nearest to the captions' vectors, b e; without these one. The
+    seeds themselves are those of the picture that is drawn of it, whose noise is another."""
+    told, count = Condition(text=text), 1 if captions is None else candidates
+    own = [mix_tensors(seeds, torch.tensor(number)) for number in range(count)]
+    drawn = torch.stack([sampler([channels], told, some, negative) for some in own], dim=1)
+    return unit(drawn[:, 0] if captions is None else best_of(drawn, captions))
