@@ -24,6 +24,7 @@ from tessera.evals.mesh_run import judge_meshes
 from tessera.evals.nets import Pictures
 from tessera.files import digest, free_folder
 from tessera.nn.lpips import load_lpips
+from tessera.recipes.dalle2.config import Dalle2SampleConfig
 from tessera.recipes.dalle2.drawing import Painter
 from tessera.sampling.request import make_request
 from tessera.sampling.session import Session, load
@@ -64,7 +65,7 @@ def judge_pictures(session: Session, root: Any, data: Any, world: World, say: Sa
     judge = None if given is None else shared(given, world)
     lpips = None if root.evaluate.lpips is None else load_lpips(root.evaluate.lpips).to(session.device)
     material = material_of(session, root.data, root.evaluate, data)
-    subject = subject_of(session, root.sample, material)
+    subject = subject_of(session, from_captions(root.sample, session.config.sample), material)
     return evaluate(subject, material, root.evaluate, world=world, extractor=judge, lpips=lpips, say=say)
 
 
@@ -72,6 +73,15 @@ def material_of(session: Session, data: Any, config: EvaluateConfig, source: Any
     """Held-out and training pictures at the size that the model draws."""
     sized = data.at(session.resolution)
     return load_material(sized, most_train=config.train_samples, most_held_out=2 * config.n, seed=config.seed, source=source)
+
+
+def from_captions(options: Any, usual: Any) -> Any:
+    """A cascade is judged from its first stage on, wherever calls of the run start."""
+    if not isinstance(options, Dalle2SampleConfig):
+        return options
+    if options.start not in ("prior", usual.start):
+        raise UserError(f"sample.start={options.start}: what is judged is drawn from captions; leave it out")
+    return options.model_copy(update={"start": "prior"})
 
 
 def subject_of(session: Session, options: Any, material: Material) -> Subject:

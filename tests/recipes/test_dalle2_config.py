@@ -23,6 +23,7 @@ from tessera.rehearsal import dry_run
 from tessera.sampling.request import make_request
 from tessera.sampling.session import load
 from tessera.sampling.stored import read_run
+from tessera.tokenizers.pair.model import PictureTower
 
 
 def resolved(*sets: str) -> Dalle2Config:
@@ -130,6 +131,15 @@ NO_TEXT = ["text={kind: none}", "embeddings={kind: tars}"]
         ([*NO_TEXT, "sample.guidance=5"], "sample.guidance 5.0 would change nothing: text.kind=none has no captions to pull to"),
         ([*NO_TEXT, "sample.prior.guidance=5"], "sample.prior.guidance 5.0 would change nothing"),
         (["embeddings={kind: tars}", "sample.prior.candidates=3"], "sample.prior.candidates 3 would change nothing: embed"),
+        (
+            ["upsampler1.model.embedding_tokens=9"],
+            "upsampler1.model.embedding_tokens 9 would change nothing: upsamplers are told no",
+        ),
+        (["upsampler1.model.cross=[true, true]"], "upsampler1.text=false tells it none to look at; leave it out"),
+        (
+            ["sample={guidance: 1, embedding_guidance: 1, guidance_levels: [0, 2]}"],
+            "neither sample.guidance nor sample.embedding_guidance pulls",
+        ),
     ],
 )
 def test_what_would_do_nothing_is_refused_where_a_run_is_made(sets: list[str], told: str, tmp_path: Path) -> None:
@@ -137,6 +147,73 @@ def test_what_would_do_nothing_is_refused_where_a_run_is_made(sets: list[str], t
         pipeline.train(resolved(*sets), run=tmp_path / "run")
     assert told in str(error.value)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("sets", "told"),
+    [
+        (
+            ["sample.embedding_guidance=1", "base.loss.text_dropout_prob=0"],
+            "text_dropout_prob=0 takes text away no more often than",
+        ),
+        (
+            ["sample.guidance=3", "base.loss.embedding_dropout_prob=0.2"],
+            "sample.guidance leans on what base guesses of an embedding without text",
+        ),
+        (
+            ["sample={guidance: 3, embedding_guidance: 3}", "base.loss={text_dropout_prob: 0, embedding_dropout_prob: 0.1}"],
+            "sample.embedding_guidance leans on what base guesses without embedding and text",
+        ),
+        (
+            ["sample.embedding_guidance=3", "base.loss.embedding_dropout_prob=0"],
+            "base.loss.text_dropout_prob=0.2 with base.loss.embedding_dropout_prob=0 never takes both away",
+        ),
+        ([*NO_TEXT, "sample.embedding_guidance=3", "base.loss.embedding_dropout_prob=0"], "never takes both away"),
+        (
+            ["sample.prior.guidance=2", "prior.loss.text_dropout_prob=0"],
+            "sample.prior.guidance leans on what prior guesses without text, and prior.loss.text_dropout_prob=0 never takes it",
+        ),
+        (
+            ["upsampler1={text: true, loss: {text_dropout_prob: 0}}", "sample.upsampler.guidance=2"],
+            "sample.upsampler.guidance leans on what upsampler1 guesses without text",
+        ),
+        (["upsampler1.low.sample_level=50"], "upsampler1.low.sample_level=50 is nothing that upsampler1 is trained with: 0 to 8"),
+        (["upsampler1.low={kind: blur, sample_sigma: 3}"], "is nothing that upsampler1 is trained with: 0.4 to 0.8 or 0"),
+        (
+            ["upsampler1.low={kind: blur, prob: 1}"],
+            "sample_sigma=0 is nothing that upsampler1 is trained with: 0.4 to 0.8; choose",
+        ),
+    ],
+)
+def test_what_is_never_learned_is_not_leant_on(sets: list[str], told: str) -> None:
+    with pytest.raises(UserError) as error:
+        refuse_idle(resolved(*sets))
+    assert told in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ["base.loss.text_dropout_prob=0", "sample={guidance: 1, embedding_guidance: 1}"],
+        ["base.loss={text_dropout_prob: 0.1, embedding_dropout_prob: 0.1}", "sample={guidance: 3, embedding_guidance: 3}"],
+        [*NO_TEXT, "sample.embedding_guidance=3"],
+        ["prior.loss.text_dropout_prob=0", "sample.prior.guidance=1"],
+        ["upsampler1.low={kind: blur, sample_sigma: 0.5, prob: 1}"],
+        ["upsampler1.low={levels: [4, 6], sample_level: 6}"],
+    ],
+)
+def test_what_is_learned_may_be_leant_on(sets: list[str]) -> None:
+    refuse_idle(resolved(*sets))
+
+
+@pytest.mark.parametrize(("side", "levels"), [(16, 5), (32, 6), (48, 6)])
+def test_a_pair_has_no_more_levels_than_pictures_can_be_halved(side: int, levels: int) -> None:
+    size, upsampler = f"data.resolution={side}", "upsampler1.resolution=96"
+    config = resolved(size, upsampler, f"embedder.model.widths={[8] * levels}")
+    tower = PictureTower(config.embedder.model, 3)
+    assert tower(torch.zeros(1, 3, side, side)).shape == (1, config.embedder.model.width)
+    with pytest.raises(UserError, match=f"widths has {levels + 1} levels, and pictures of .* name {levels} widths at most"):
+        resolved(size, upsampler, f"embedder.model.widths={[8] * (levels + 1)}")
 
 
 def test_a_rehearsal_refuses_what_training_would() -> None:
@@ -197,7 +274,12 @@ def test_what_is_written_of_a_call_is_what_draws() -> None:
 
 
 def test_what_changes_something_is_taken() -> None:
-    config = resolved("upsampler1.text=true", "upsampler1.loss.text_dropout_prob=0", "base.loss.embedding_dropout_prob=0")
+    config = resolved(
+        "upsampler1.text=true",
+        "upsampler1.loss.text_dropout_prob=0",
+        "base.loss.embedding_dropout_prob=0",
+        "sample.embedding_guidance=1",
+    )
     assert config.upsamplers["upsampler1"].loss.text_dropout_prob == config.base.loss.embedding_dropout_prob == 0
     learned = ["base.process={kind: ddpm, learned_variance: true}", "base.loss.bound_weight=1", "sample.sampler=ancestral"]
     other = resolved(*learned, "sample.threshold=dynamic", "sample.percentile=0.9")

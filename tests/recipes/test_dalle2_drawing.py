@@ -439,6 +439,18 @@ def test_a_stage_trains_alone_and_takes_the_pair_of_another_run(run: Path, photo
         pipeline.train(pipeline.resolve("dalle2", preset="tiny", data=data, sets=[f"embeddings.path={run / 'base'}"]))
 
 
+def test_a_run_whose_calls_start_at_an_upsampler_is_judged_from_captions(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    config = tmp_path / "run" / "config.yaml"
+    config.write_text(config.read_text().replace("start: prior", "start: upsampler1"))
+    assert load(tmp_path / "run", device="cpu").config.sample.start == "upsampler1"
+    told = evaluate_run(tmp_path / "run", n=2, device="cpu")[0].report
+    assert set(told["oracle"]["rows"]) >= {"samples", "reconstruction"}
+    assert told["sample"]["start"] == "prior"
+    with pytest.raises(UserError, match=r"sample\.start=upsampler1: what is judged is drawn from captions"):
+        evaluate_run(run, n=2, device="cpu", sets=["sample.start=upsampler1"])
+
+
 def test_listed_embeddings_train_without_a_pair(run: Path, tmp_path: Path) -> None:
     (cache,) = (run / "cache").glob("embeddings-*")
     shutil.copytree(cache, tmp_path / "embeddings")

@@ -26,7 +26,7 @@ from tessera.generators.diffusion.prior import PriorConfig
 from tessera.generators.diffusion.sample import DiffusionSampleConfig, SamplerConfig
 from tessera.generators.diffusion.stage import DiffusionStageConfig
 from tessera.generators.diffusion.unet import UNetConfig
-from tessera.recipes.dalle2.sizes import refuse_base, refuse_blur, refuse_upsampler
+from tessera.recipes.dalle2.sizes import refuse_base, refuse_blur, refuse_pair, refuse_upsampler
 from tessera.text.encoders import ByteTextConfig, NoTextConfig, TextConfig
 from tessera.tokenizers.image.model import ImageTokenizerConfig
 from tessera.tokenizers.pair.clip import ClipConfig
@@ -262,6 +262,8 @@ class Dalle2Config(Config):
     def _sizes_fit(self) -> Dalle2Config:
         if self.taken:
             return self  # what comes from elsewhere brings its sizes: elsewhere.adopt looks again
+        if self.has_pair:
+            refuse_pair(len(self.embedder.model.widths), self.data)
         latent = None if self.base.latent is None else self.base.latent.model
         if self.base.latent is None or latent is not None:  # how many pixels a latent has is known once it is read
             refuse_base(self.base.model, self.data, 1 if latent is None else latent.stride)

@@ -18,6 +18,16 @@ def refuse_base(model: UNetConfig | DiTConfig, data: ImageDataConfig, pixels: in
         refuse_side(pixels * stride_of(model), side, name, asked)
 
 
+def refuse_pair(levels: int, data: ImageDataConfig) -> None:
+    """Each level but the first halves the picture, of which something has to be left."""
+    if min(data.size) >> (levels - 1) == 0:
+        most = min(data.size).bit_length()
+        raise ValueError(
+            f"embedder.model.widths has {levels} levels, and pictures of {data.size[0]} x {data.size[1]} can be halved for "
+            f"{most}; name {most} widths at most"
+        )
+
+
 def refuse_upsampler(model: UNetConfig | DiTConfig, data: ImageDataConfig, resolution: int, crop: int | None, name: str) -> None:
     """Its pictures must have the proportions of the data, and both sides be what the network takes; so must crops."""
     refuse_other_proportions(data, resolution, f"{name}.resolution")
