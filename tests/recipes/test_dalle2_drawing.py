@@ -446,7 +446,7 @@ def test_a_run_whose_calls_start_at_an_upsampler_is_judged_from_captions(run: Pa
     assert load(tmp_path / "run", device="cpu").config.sample.start == "upsampler1"
     told = evaluate_run(tmp_path / "run", n=2, device="cpu")[0].report
     assert set(told["oracle"]["rows"]) >= {"samples", "reconstruction"}
-    assert told["sample"]["start"] == "prior"
+    assert told["subject"]["sample"]["start"] == "prior"
     with pytest.raises(UserError, match=r"sample\.start=upsampler1: what is judged is drawn from captions"):
         evaluate_run(run, n=2, device="cpu", sets=["sample.start=upsampler1"])
 
