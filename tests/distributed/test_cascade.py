@@ -14,6 +14,7 @@ from tests.cascade import STEPS, arguments, saved, vector, write_tars
 from tests.processes import check, made_once, read_metrics, run
 
 RECORD = Path(__file__).parent / "record.py"
+DIE = Path(__file__).parents[1] / "faults" / "die_between.py"
 STAGES = ["embedder", "prior", "base", "upsampler1"]
 slow = pytest.mark.slow
 
@@ -95,3 +96,18 @@ def test_resumed_on_another_number_of_ranks(kind: str, ranks: int, workshop: Pat
         stream = [key for step in sorted(whole, key=int) for key in whole[step]]
         epoch = stream[: len(set(stream))]
         assert len(set(epoch)) == len(epoch), "every sample once, before any comes again"
+
+
+@slow
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_killed_while_two_ranks_embed_the_pictures(ranks: int, workshop: Path, shapes: Path, tmp_path: Path) -> None:
+    alone, path = trained(workshop, shapes, 1), tmp_path / "run"
+    ended = run(["half an array", *arguments(shapes, path)], tmp_path, ranks=2, script=DIE)
+    assert "Signal 9 (SIGKILL)" in check(ended, 1).output, "of a rank, which the launcher reports"
+    assert not list((path / "cache").glob("embeddings-*/manifest.json")), "not finished"
+    assert not list((path / "prior").glob("checkpoints/*"))
+    check(run([str(tmp_path / "records"), "resume", str(path)], tmp_path, ranks=ranks, script=RECORD))
+    np.testing.assert_allclose(embeddings_of(path), embeddings_of(alone), rtol=0, atol=1e-5)
+    for stage in STAGES[1:]:
+        assert_same(path, alone, stage)
+        assert seen(tmp_path / "records", stage) == seen(records_of(alone), stage)

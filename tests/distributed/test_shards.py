@@ -17,6 +17,8 @@ from tessera.data.loader import ImageLoader
 from tessera.data.opening import open_source
 from tessera.data.order import Cut
 from tessera.data.sources import split_indices
+from tests import cascade
+from tests.cascade import write_tars
 from tests.data.shard_makers import encoded, pack
 from tests.processes import check, checkpoints, made_once, read_metrics, run, start, train_arguments
 
@@ -164,19 +166,34 @@ def recorded(folder: Path) -> Steps:
     return {step: [rank[step] for rank in ranks] for step in ranks[0] if all(step in rank for rank in ranks)}
 
 
-def killed(workshop: Path, shards: Path, workers: int) -> Path:
-    """A run of two ranks that was killed after its sixth step, and what it had seen."""
-    path = workshop / f"killed on shards {workers}"
+def killed(path: Path, arguments: list[str], stage: str) -> Path:
+    """A run of two ranks that was killed after the sixth step of a stage, and what it had seen."""
 
     def make() -> None:
         path.mkdir()
-        command = [str(path / "seen"), *arguments(shards, path / "run", workers)]
-        with start(command, path, ranks=2, script=SCRIPT) as running:
-            running.until(lambda: checkpoints(path / "run") and int(checkpoints(path / "run")[-1][5:]) >= 6)
+        with start([str(path / "seen"), *arguments], path, ranks=2, script=SCRIPT) as running:
+            running.until(lambda: checkpoints(path / "run", stage) and int(checkpoints(path / "run", stage)[-1][5:]) >= 6)
             running.kill()
             assert running.process.returncode == -signal.SIGKILL
 
     return made_once(path, make)
+
+
+def assert_whole_epochs(before: Path, stage: str, ranks: int, keys: list[str], folder: Path) -> None:
+    """Resumed on so many ranks for four more steps: every sample once an epoch over both parts, as if one rank had read all."""
+    shutil.copytree(before / "run", folder / "run")
+    saved = int(checkpoints(folder / "run", stage)[-1].removeprefix("step-"))
+    last = saved + 4
+    command = [str(folder / "seen"), "resume", str(folder / "run"), "--stage", stage, "--set", f"{stage}.steps={last}"]
+    check(run(command, folder, ranks=ranks, script=SCRIPT))
+    steps = {step: keys for step, keys in recorded(before / "seen").items() if step <= saved}
+    after = recorded(folder / "seen")
+    assert sorted(steps) == list(range(1, saved + 1))
+    assert sorted(after) == list(range(saved + 1, last + 1))
+    assert all(len(keys) == ranks for keys in after.values())
+    assert_once_an_epoch(stream_of({**steps, **after}), keys, 2)
+    metrics = [line["step"] for line in read_metrics(folder / "run", stage) if line["kind"] == "train"]
+    assert metrics == list(range(1, last + 1)), "continuous, none twice"
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -185,26 +202,24 @@ def killed(workshop: Path, shards: Path, workers: int) -> Path:
 def test_killed_on_two_ranks_and_resumed_on_others(
     ranks: int, workers: int, workshop: Path, shards: Path, tmp_path: Path
 ) -> None:
-    """Every sample once an epoch over both parts, as if one rank had read all."""
-    before = killed(workshop, shards, workers)
-    shutil.copytree(before / "run", tmp_path / "run")
-    saved = int(checkpoints(tmp_path / "run")[-1].removeprefix("step-"))
-    last = saved + 4
-    command = [
-        str(tmp_path / "seen"),
-        "resume",
-        str(tmp_path / "run"),
-        "--stage",
-        "tokenizer",
-        "--set",
-        f"tokenizer.steps={last}",
-    ]
-    check(run(command, tmp_path, ranks=ranks, script=SCRIPT))
-    steps = {step: keys for step, keys in recorded(before / "seen").items() if step <= saved}
-    after = recorded(tmp_path / "seen")
-    assert sorted(steps) == list(range(1, saved + 1))
-    assert sorted(after) == list(range(saved + 1, last + 1))
-    assert all(len(keys) == ranks for keys in after.values())
-    assert_once_an_epoch(stream_of({**steps, **after}), train_keys(shards), 4)
-    metrics = [line["step"] for line in read_metrics(tmp_path / "run") if line["kind"] == "train"]
-    assert metrics == list(range(1, last + 1)), "continuous, none twice"
+    path = workshop / f"killed on shards {workers}"
+    before = killed(path, arguments(shards, path / "run", workers), "tokenizer")
+    assert_whole_epochs(before, "tokenizer", ranks, train_keys(shards), tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["tars", "shards"])
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.slow
+def test_a_decoder_killed_on_two_ranks_and_resumed_on_others(ranks: int, kind: str, workshop: Path, tmp_path: Path) -> None:
+    """Its embeddings lie in the tars, or in an array for each."""
+    path, data, rows = (workshop / f"killed decoder {kind}{part}" for part in ("", " data", " rows"))
+    made_once(data, lambda: write_tars(data, None if kind == "shards" else lambda key: cascade.saved(cascade.vector(key))))
+    made_once(rows, lambda: cascade.write_rows(rows))
+    changes: dict[str, str | int] = {
+        "embeddings": f"{{kind: shards, path: {rows}, digits: 4}}" if kind == "shards" else "{kind: tars}",
+        "data.workers": 2, "base.steps": 400, "engine.save_every_steps": 1, "engine.preview_every_steps": 50,
+        "engine.validate_every_steps": 50,
+    }  # fmt: skip
+    before = killed(path, [*cascade.arguments(data, path / "run", changes), "--stage", "base"], "base")
+    kept = split_indices(open_source(data, config()), 0.2)[0]
+    assert_whole_epochs(before, "base", ranks, sorted(cascade.KEYS[index] for index in kept), tmp_path)
