@@ -30,8 +30,7 @@ def parse_obj(content: bytes) -> Polygons:
     vertices: list[list[float]] = []
     faces: list[list[int]] = []
     objects, current = set(), 0
-    text = content.decode("utf-8", "replace").replace("\\\r\n", " ").replace("\\\n", " ")
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(_lines(content.replace(b"\\\r\n", b" ").replace(b"\\\n", b" ")), 1):
         words = line.split("#", 1)[0].split()
         if not words:
             continue
@@ -47,7 +46,7 @@ def parse_obj(content: bytes) -> Polygons:
 
 def parse_off(content: bytes) -> Polygons:
     """Object File Format, as text; colours, normals and texture coordinates after the place of a vertex are passed over."""
-    lines = [line.split("#", 1)[0].split() for line in content.decode("utf-8", "replace").splitlines()]
+    lines = [line.split("#", 1)[0].split() for line in _lines(content)]
     lines = [words for words in lines if words]
     kind, found, rest = lines[0][0].partition("OFF") if lines else ("", "", "")
     if not found or kind not in ("", "C", "N", "CN", "ST", "STC", "STN", "STCN") or "BINARY" in lines[0]:
@@ -142,13 +141,18 @@ def parse_ply(content: bytes) -> Polygons:
     return Polygons(_points(vertices), faces, 1)
 
 
+def _lines(content: bytes) -> list[str]:
+    """Ended by line feeds and carriage returns alone: names and comments may hold whatever else."""
+    return [line.decode("utf-8", "replace") for line in content.splitlines()]
+
+
 def _ply_header(content: bytes) -> tuple[str, list[_Element], int]:
     head, found, _ = content.partition(b"end_header")
     if not content.startswith(b"ply") or not found:
         raise ValueError("no PLY header; expected a file that starts with `ply` and has a line `end_header`")
     start = content.find(b"\n", len(head)) + 1 or len(content)
     order, elements = None, list[_Element]()
-    for line in head.decode("latin-1").splitlines():
+    for line in _lines(head):
         match line.split():
             case ["format", kind, *_] if kind in _PLY_FORMATS:
                 order = _PLY_FORMATS[kind]

@@ -20,7 +20,7 @@ from tessera.media.meshes import LARGEST, MESH_SUFFIXES, Reading, TrimeshMissing
 REAL_DATA = os.environ.get("TESSERA_REAL_DATA")
 
 # A unit square in the plane z = 3 of the file, a triangle beside it, an L of six corners in the plane y = 0.
-OBJ = """# two objects
+OBJ = """# two objects\x85by one\u2028hand
 mtllib never_opened.mtl
 o square
 v 0 0 3
@@ -66,7 +66,7 @@ def area(reading: Reading) -> float:
 
 
 def ply(form: str, rows: bytes, count: str = "uchar", faces: int = 2) -> bytes:
-    lines = ["ply", f"format {form} 1.0", "comment by hand", "element vertex 4", "property float x", "property float y"]
+    lines = ["ply", f"format {form} 1.0", "comment by \u00c5sa", "element vertex 4", "property float x", "property float y"]
     lines += ["property double z", "property uchar red", f"element face {faces}", "property float quality"]
     lines += [f"property list {count} int vertex_index", "element edge 1", "property int vertex1", "end_header\n"]
     return "\n".join(lines).encode() + rows
@@ -127,7 +127,7 @@ def test_y_up_is_turned_and_nothing_is_mirrored(tmp_path: Path) -> None:
         read(tmp_path, "mesh.obj", OBJ, up="x")
 
 
-@pytest.mark.parametrize("head", ["OFF\n# none\n5 2 0", "OFF 5 2 0", "OFF5 2 0", "COFF\n5 2 0"])
+@pytest.mark.parametrize("head", ["OFF\n# none\n5 2 0", "OFF\n# one\x85two\u2028three\n5 2 0", "OFF 5 2 0", "OFF5 2 0", "COFF\n5 2 0"])
 def test_off(tmp_path: Path, head: str) -> None:
     text = head + "\n0 0 0\n1 0 0 255 0 0 255\n1 1 0\n\n0 1 0 # last\n0 0 1\n4 0 1 2 3 255 0 0\n3  0 1 4\n"
     got = read(tmp_path, "mesh.off", text, up="z")
