@@ -211,6 +211,9 @@ class Loader(Protocol):
         """The fixed samples that previews show; the same on every rank."""
 
 
+def _anywhere(device: torch.device) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Train:
     """A step of a recipe that trains one stage."""
@@ -224,6 +227,7 @@ class Train:
     needs: Mapping[str, str] = field(default_factory=dict)  # name of a frozen net -> the stage that has trained it
     shows: Mapping[str, str] = field(default_factory=dict)  # name of a frozen net -> a stage of which previews show something
     captioned: bool = False  # learns from captions
+    fits: Callable[[torch.device], None] = _anywhere  # refuses a device that it cannot train on, before any stage has trained
     origin: str | None = None  # OTHER_RUN/STAGE: not trained in this run, but read from there
 
 

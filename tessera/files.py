@@ -1,4 +1,5 @@
-"""Files that are whole or absent: written, flushed and hashed. A leaf: every room may use it."""
+"""Files that are whole or absent: written, flushed and hashed; lists and arrays of the user's, read. A leaf: every room may use
+it."""
 
 from __future__ import annotations
 
@@ -6,8 +7,10 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +44,35 @@ def write_array(path: Path, array: npt.NDArray[Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+
+
+def read_array(file: Path | BinaryIO, *, mapped: bool = False) -> npt.NDArray[Any]:
+    """A .npy file; ValueError says in one line why it is none, OSError that it cannot be read. Nothing is unpickled."""
+    with told_of_array():
+        found = np.load(file, mmap_mode="r" if mapped else None, allow_pickle=False)
+        if not isinstance(found, np.ndarray):
+            found.close()
+            raise ValueError("an archive of several arrays, expected one")
+    return found
+
+
+@contextmanager
+def told_of_array() -> Iterator[None]:
+    """What reading a .npy file raises, as a ValueError of one line: a damaged header is parsed as Python, and leaks all that this
+    may raise."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise ValueError(" ".join(str(error).split())[:200] or type(error).__name__) from None
+
+
+def read_lines(path: Path) -> list[str]:
+    """Of a text in UTF-8, with or without a byte order mark: nothing but a line feed ends a line, for names may hold what else
+    Python takes for an end."""
+    lines = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n").split("\n")
+    return lines[:-1] if not lines[-1] else lines  # the end of the last line is no line of its own
 
 
 def share_file(source: Path, path: Path) -> None:

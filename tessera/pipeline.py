@@ -28,7 +28,7 @@ from tessera.engine.state import TrainState
 from tessera.engine.track import Journal
 from tessera.engine.trackers import refuse_missing
 from tessera.recipes import RECIPES, find_recipe
-from tessera.sampling.stored import has_weights, read_run
+from tessera.sampling.stored import read_run
 from tessera.staging import (
     build_stage,
     describe,
@@ -38,7 +38,10 @@ from tessera.staging import (
     open_source,
     read_needs,
     refuse_missing_stages,
+    refuse_moved,
+    refuse_replaced,
     refuse_uncaptioned,
+    refuse_unfit,
     settled,
     stage_elsewhere,
     take_over,
@@ -141,6 +144,7 @@ def train(
         source = open_source(config, data)
         config = settled(config, source, pick(recipe.steps(config), stage))
         trains = pick(recipe.steps(config), stage, stages)
+        refuse_unfit(trains, world.device)
         refuse_inside(source, Path(run) if run else Path("runs"))
         made = world.together(lambda: new_run(config.recipe, Path(run) if run else None) if world.main else None)
         folder = world.gather(made)[0]
@@ -185,16 +189,14 @@ def resume(
         config = recipe.adopt(config, stage_elsewhere)
     refuse_changes(changes)
     refuse_replaced(folder, recipe.steps(old), recipe.steps(config))
-    if data is None and config.data.path is not None and not Path(config.data.path).exists():
-        raise UserError(
-            f"{config.data.path}, the data of this run, is not there any more; if it has moved: "
-            f"tessera resume {shlex.quote(str(folder))} --set data.path=NEW"
-        )
+    if data is None:
+        refuse_moved(config, folder)
     with session(config) as (world, stop):
         source = open_source(config, data)
         names = [train.name for train in pick(recipe.steps(config), stage) if train.origin is None]
         config = recipe.settle(config, source, names)  # --set may have changed how captions are read
         trains = pick(recipe.steps(config), stage, stages)
+        refuse_unfit(trains, world.device)
         pairs = {key: [list(v) if isinstance(v, tuple) else v for v in pair] for key, *pair in changes}  # as files write it
         said = [f"changed: {key}: {before} -> {after}" for key, (before, after) in pairs.items()]
         _train_all(folder, config, trains, source, world, stop, said)
@@ -207,16 +209,22 @@ def prepare(run: Path | str, stage: str | None = None) -> dict[str, list[Path]]:
     recipe, saved = read_run(folder)
     config = build(recipe.config_type, [saved])
     trains = [train for train in pick(recipe.steps(config), stage) if train.origin is None]
+    refuse_moved(config, folder)
     used: dict[str, list[Path]] = {train.name: [] for train in trains}
     with session(config) as (world, stop), world.together(lambda: lock(folder) if world.main else nullcontext()):
         source, journal = open_source(config), Journal(folder / "log.txt", speaks=world.main)
-        for train in trains:
-            given = world.together(partial(read_needs, folder, config, train))
-            for needed in given.values():
-                needed.net.to(world.device)
-            feed = make_feed(config, train, source, world, folder / "cache", trained_on(given), journal)
-            check = partial(leave_on_signal, world, stop, None)
-            make_loader(train, given, replace(feed, uses=used[train.name].append, check=check))
+        try:
+            for train in trains:
+                given = world.together(partial(read_needs, folder, config, train))
+                for needed in given.values():
+                    needed.net.to(world.device)
+                feed = make_feed(config, train, source, world, folder / "cache", trained_on(given), journal)
+                check = partial(leave_on_signal, world, stop, None)
+                make_loader(train, given, replace(feed, uses=used[train.name].append, check=check))
+        except Exception as error:
+            error.add_note(str(folder))  # the message of the command line names the run, and the command that goes on
+            error.add_note("tessera data prepare")
+            raise
     if not any(used.values()):
         which = f"stage {stage} of recipe {recipe.name} reads" if stage else f"the stages of {folder} read"
         raise UserError(f"{which} no caches, but the files themselves; there is nothing to prepare")
@@ -247,24 +255,6 @@ def refuse_changes(changes: Sequence[tuple[str, object, object]]) -> None:
                 f"--set {key}={after}: this run was made with {before}, and its order of samples depends on it; "
                 f"start a new run to change it (engine.micro_batch_size may change at any time)"
             )
-
-
-def refuse_replaced(folder: Path, before: Sequence[Train], after: Sequence[Train]) -> None:
-    """What a run has trained stays part of it: other stages may have learned from it."""
-    own = {train.name for train in before if train.origin is None and has_weights(folder, train)}
-    for train in after:
-        if train.name in own and train.origin is not None:
-            raise UserError(
-                f"this run has trained stage {train.name} itself, and would now take it from {train.origin}; "
-                f"name that one in a new run, and the other stages of this run with it"
-            )
-    origins = {train.name: train.origin for train in before}
-    added = [train for train in after if train.origin is not None and origins.get(train.name) is None]
-    if own and added and all(has_weights(folder, train) for train in after if train.origin is None):
-        raise UserError(
-            f"this run would now take stage {added[0].name} from {added[0].origin}, and nothing is left here to learn beside it; "
-            f"name that one in a new run, and the other stages of this run with it"
-        )
 
 
 @contextmanager

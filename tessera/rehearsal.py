@@ -22,7 +22,17 @@ from tessera.engine.track import Journal
 from tessera.media.images import Pixels
 from tessera.pipeline import StageBuilders, pick, session
 from tessera.recipes import RECIPES
-from tessera.staging import Needed, build_stage, describe, make_feed, make_loader, open_source, settled, stage_elsewhere
+from tessera.staging import (
+    Needed,
+    build_stage,
+    describe,
+    make_feed,
+    make_loader,
+    open_source,
+    refuse_unfit,
+    settled,
+    stage_elsewhere,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +61,7 @@ def dry_run(
             say(line)
         config = settled(config, source, pick(RECIPES[config.recipe].steps(config), stage))
         trains = pick(RECIPES[config.recipe].steps(config), stage, stages)
+        refuse_unfit(trains, world.device)
         estimates = []
         for train in trains:
             if train.origin is None:

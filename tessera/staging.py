@@ -57,6 +57,15 @@ def open_source(config: Any, data: Any = None) -> Source:
     return opening.open_source(config.data.path, config.data)
 
 
+def refuse_moved(config: Any, folder: Path) -> None:
+    """A run finds its data where they lay, or is told where they lie now."""
+    if config.data.path is not None and not Path(config.data.path).exists():
+        raise UserError(
+            f"{config.data.path}, the data of this run, is not there any more; if it has moved: "
+            f"tessera resume {shlex.quote(str(folder))} --set data.path=NEW"
+        )
+
+
 def describe(config: Any, source: Source, world: World) -> Iterator[str]:
     """What the data is, and what of it and of this machine does not go with the config, for the log."""
     if world.device.type == "cpu" and config.preset != "tiny":
@@ -95,6 +104,31 @@ def refuse_uncaptioned(config: Any, source: Source) -> None:
             f"{config.data.uncaptioned_budget:g} allows; `tessera data check` says which. Add captions (docs/data.md), raise the "
             f"budget, or set text.kind=none to train without text"
         )
+
+
+def refuse_replaced(folder: Path, before: Sequence[Train], after: Sequence[Train]) -> None:
+    """What a run has trained stays part of it: other stages may have learned from it."""
+    own = {train.name for train in before if train.origin is None and has_weights(folder, train)}
+    for train in after:
+        if train.name in own and train.origin is not None:
+            raise UserError(
+                f"this run has trained stage {train.name} itself, and would now take it from {train.origin}; "
+                f"name that one in a new run, and the other stages of this run with it"
+            )
+    origins = {train.name: train.origin for train in before}
+    added = [train for train in after if train.origin is not None and origins.get(train.name) is None]
+    if own and added and all(has_weights(folder, train) for train in after if train.origin is None):
+        raise UserError(
+            f"this run would now take stage {added[0].name} from {added[0].origin}, and nothing is left here to learn beside it; "
+            f"name that one in a new run, and the other stages of this run with it"
+        )
+
+
+def refuse_unfit(trains: Sequence[Train], device: torch.device) -> None:
+    """What cannot train on it, before anything else has trained for hours."""
+    for train in trains:
+        if train.origin is None:
+            train.fits(device)
 
 
 def refuse_missing_stages(config: Any, trains: Sequence[Train]) -> None:
@@ -229,6 +263,7 @@ def make_feed(
         caches=caches,
         needs=needs,
         say=journal.say,
+        note=journal.note,
         show=journal.progress,
         wait=lambda: world.together(lambda: None),
         lenders=tuple(origin.absolute().parent / "cache" for origin in origins),

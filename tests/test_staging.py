@@ -243,6 +243,18 @@ def test_caches_by_themselves(run: Path, generated: Path) -> None:
         pipeline.prepare(run, "bsae")
 
 
+def test_caches_of_data_that_moved(run: Path, pictures: Path, tmp_path: Path) -> None:
+    """The help is that of `resume`, and serves `prepare`, too."""
+    here, there = Path(shutil.copytree(pictures, tmp_path / "here")), tmp_path / "there"
+    pipeline.resume(run, sets=[f"data.path={here}"])
+    here.rename(there)
+    told = f"here, the data of this run, is not there any more; if it has moved: tessera resume {run} --set data.path=NEW"
+    with pytest.raises(UserError, match=told):
+        pipeline.prepare(run)
+    pipeline.resume(run, sets=[f"data.path={there}"])
+    assert list(pipeline.prepare(run)) == ["base"]
+
+
 def test_a_signal_ends_the_making_of_caches(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is written stays, and is gone on with."""
     shutil.rmtree(run / "cache")
@@ -254,8 +266,10 @@ def test_a_signal_ends_the_making_of_caches(run: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(prepare, "SHARD_SAMPLES", 8)
     monkeypatch.setattr(prepare, "write_shard", signalled)
-    with pytest.raises(Stopped, match=r"^stopped by SIGTERM; what is written stays$"):
+    with pytest.raises(Stopped) as caught:
         pipeline.prepare(run)
+    assert str(caught.value) == "stopped by SIGTERM; what is written stays"
+    assert caught.value.__notes__ == [str(run), "tessera data prepare"], "the command that goes on with it"
     assert [path.name for path in (run / "cache").rglob("*.npy")] == ["00000.npy"]
     monkeypatch.setattr(prepare, "write_shard", write_shard)
     (folder,) = pipeline.prepare(run)["base"]

@@ -84,7 +84,8 @@ def expected_code(error: Exception) -> int | None:
 
 def message_of(error: Exception, code: int) -> str:
     """What was found and what to do."""
-    run = shlex.quote(next(iter(getattr(error, "__notes__", [])), "RUN"))
+    notes: list[str] = getattr(error, "__notes__", [])
+    run, again = shlex.quote(notes[0]) if notes else "RUN", notes[1] if len(notes) > 1 else "tessera resume"
     if code == 4:
         first = str(error).strip().splitlines()
         return (
@@ -100,5 +101,5 @@ def message_of(error: Exception, code: int) -> str:
     if isinstance(error, OSError):
         return f"{error.filename or 'a file'} cannot be used: {error.strerror}. Make room or correct its rights, then try again"
     if code > 128 or code == 1:
-        return f"{error}; go on with `tessera resume {run}`"
+        return f"{error}; go on with `{again} {run}`"
     return str(error)

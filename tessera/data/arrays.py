@@ -27,6 +27,7 @@ from tessera.data.sources import Examined, Index, Reading, Stored, StoredImages,
 from tessera.data.splits import Split
 from tessera.data.tables import clean_captions, filled_captions, jsonl_rows
 from tessera.data.unread import note_beside_stacks
+from tessera.files import read_array, read_lines
 from tessera.media.images import ImageFacts, Pixels, UnreadableImage, with_channels
 
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # by channels
@@ -138,7 +139,7 @@ def map_array(path: Path) -> npt.NDArray[np.uint8]:
 
 @functools.lru_cache(maxsize=16)
 def _mapping(path: str, size: int, changed: int) -> npt.NDArray[np.uint8]:
-    return np.load(path, mmap_mode="r", allow_pickle=False)
+    return read_array(Path(path), mapped=True)
 
 
 def _stacks(
@@ -158,8 +159,8 @@ def checked_length(contents: Contents, file: str, length_of: Callable[[npt.NDArr
     path = contents.root / file
     try:
         array = map_array(path)
-    except Exception as error:  # a damaged header is parsed as Python, and leaks what that may raise
-        reason = f"not an array that can be mapped: {' '.join(str(error).split())[:200]}"
+    except (OSError, ValueError) as error:
+        reason = f"not an array that can be mapped: {error}"
     else:
         try:
             return length_of(array)
@@ -208,11 +209,9 @@ def _lines(contents: Contents, file: str, length: int, found: Path | None) -> Se
 
 def _text_lines(path: Path) -> list[_Line]:
     try:
-        lines = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n").split("\n")
+        lines = read_lines(path)
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from None
-    if lines[-1] == "":  # the end of the last line, not a line of its own
-        lines.pop()
     return [_Line(clean_captions(line, "the caption")) for line in lines]
 
 

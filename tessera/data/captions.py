@@ -47,6 +47,7 @@ def pair_captions(
 def _read_metadata(contents: Contents) -> None:
     """Several rows for one image give it several captions; its other columns are those of the first."""
     by_name = {unicodedata.normalize("NFC", image): image for image in contents.samples}  # macOS writes names as NFD
+    sketches = {unicodedata.normalize("NFC", sketch) for sketch in contents.sketches}
     for folder, names in itertools.groupby(sorted(contents.metadata, key=posixpath.dirname), key=posixpath.dirname):
         found = [posixpath.basename(name) for name in names]
         if len(found) > 1:
@@ -55,7 +56,7 @@ def _read_metadata(contents: Contents) -> None:
         for line, columns in table_rows(contents.root / name):
             where, image = f"{name}:{line}", ""
             try:
-                image = sample_of(columns, posixpath.dirname(name), by_name, contents.kind)
+                image = sample_of(columns, posixpath.dirname(name), by_name, contents.kind, sketches)
                 row = Row(where, filled_captions(columns), columns)
             except ValueError as error:
                 contents.rejects.append(Reject(where, str(error)))

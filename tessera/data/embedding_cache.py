@@ -8,6 +8,7 @@
 
 In: a feed and an `encode` function; this room knows no encoder. Out: the folder, which `FileEmbeddings.listed` reads, as it reads
 the user's own. Ranks share the work by shards, as those of the token cache; neither they nor interruptions change a byte.
+What could not be read is tried again whenever the cache is asked for.
 """
 
 from __future__ import annotations
@@ -23,7 +24,19 @@ from tessera.config import UserError
 from tessera.data.embedding_files import Rows
 from tessera.data.embeddings import Absent
 from tessera.data.loader import Feed
-from tessera.data.prepare import TokenPlan, encode_shards, num_shards, picture_views, shard_samples, stamp
+from tessera.data.prepare import (
+    TokenPlan,
+    Views,
+    drop_shards,
+    encode_shards,
+    missing_shards,
+    num_shards,
+    picture_views,
+    read_faults,
+    readable_again,
+    shard_samples,
+    stamp,
+)  # fmt: skip
 from tessera.files import replace_json, sweep_halves, sync_folder, write_array
 from tessera.randomness import mix_text
 
@@ -37,8 +50,11 @@ def write_embeddings(feed: Feed, encode: Callable[[Tensor], Tensor], fingerprint
     facts = [FORMAT, fingerprint, resolution, data.channels, data.background, stamp(feed.source)]
     facts += [] if data.square else [data.at(resolution).size]
     folder = feed.caches / f"embeddings-{mix_text(json.dumps(facts)):016x}"
+    plan = TokenPlan(fingerprint, 1, resolution, 1)
+    views = picture_views(feed, plan)
     feed.uses(folder)
-    shards = [shard for shard in range(num_shards(len(feed.source))) if not is_whole(folder, shard, len(feed.source))]
+    drop_shards(feed, folder, lambda shard: is_spoilt(feed, folder, shard, views))
+    shards = missing_shards(folder, len(feed.source))
     finished = (folder / "manifest.json").is_file()
     feed.wait()  # or a rank would see what another has just written
     if finished and not shards:
@@ -48,8 +64,7 @@ def write_embeddings(feed: Feed, encode: Callable[[Tensor], Tensor], fingerprint
         sweep_halves(folder)
     feed.wait()
     feed.say(f"cache: {len(feed.source):,} pictures to embeddings, in {folder}")
-    plan = TokenPlan(fingerprint, 1, resolution, 1)
-    for shard, made in encode_shards(feed, plan, encode, picture_views(feed, plan), shards[feed.cut.rank :: feed.cut.world_size]):
+    for shard, made in encode_shards(feed, plan, encode, views, shards):
         vectors = made.ids[:, 0].astype(np.float32)
         keys = [feed.source.key(index) for index in shard_samples(shard, len(feed.source))]
         if not np.isfinite(vectors).all():
@@ -77,6 +92,14 @@ def finish(folder: Path, fingerprint: str, num_samples: int) -> dict[str, str]:
     return faults
 
 
+def is_spoilt(feed: Feed, folder: Path, shard: int, views: Views) -> bool:
+    """Whether a part of a shard is lost, or a picture of it that could not be read can be read now."""
+    faults = read_faults(array_path(folder, shard).with_suffix(".faults.json"))
+    if faults is None or not is_whole(folder, shard, len(feed.source)):
+        return True
+    return readable_again(feed.source, views, shard, faults)
+
+
 def is_whole(folder: Path, shard: int, num_samples: int) -> bool:
     """Whether all of a shard is there, as long as it should be; reads its header."""
     path = array_path(folder, shard)
@@ -84,7 +107,7 @@ def is_whole(folder: Path, shard: int, num_samples: int) -> bool:
         long_enough = Rows.open(path).num == len(shard_samples(shard, num_samples))
     except Absent:
         return False
-    return long_enough and path.with_suffix(".json").is_file() and path.with_suffix(".faults.json").is_file()
+    return long_enough and path.with_suffix(".json").is_file()
 
 
 def array_path(folder: Path, shard: int) -> Path:

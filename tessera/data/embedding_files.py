@@ -17,6 +17,7 @@ import numpy.typing as npt
 from tessera.config import ShardEmbeddingsConfig, UserError
 from tessera.data.embeddings import Absent, Embeddings, KeyTable, Vector
 from tessera.data.shards import TarShards
+from tessera.files import read_lines, told_of_array
 
 BLOCK_ROWS = 4096  # read at once
 
@@ -35,7 +36,7 @@ class Rows:
     def open(cls, path: Path) -> Rows:
         """Reads the header and checks the file's size; `Absent` says what is wrong with all of it."""
         try:
-            with path.open("rb") as file:
+            with path.open("rb") as file, told_of_array():
                 version = np.lib.format.read_magic(file)
                 read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
                 shape, by_column, dtype = read(file)
@@ -43,8 +44,8 @@ class Rows:
         except FileNotFoundError:
             raise Absent(f"{path.name} is missing") from None
         except (OSError, ValueError) as error:
-            raise Absent(f"{path.name} is no .npy file ({' '.join(str(error).split())})") from None
-        if len(shape) != 2 or not shape[1] or by_column or not np.issubdtype(dtype, np.floating):
+            raise Absent(f"{path.name} is no .npy file ({error})") from None
+        if len(shape) != 2 or shape[1] < 1 or by_column or not np.issubdtype(dtype, np.floating):
             raise Absent(f"{path.name} holds {dtype} of shape {shape}{', column by column' * by_column}, expected floats by rows")
         if size != start + shape[0] * shape[1] * dtype.itemsize:
             raise Absent(f"{path.name} has {size:,} bytes, its header says {start + shape[0] * shape[1] * dtype.itemsize:,}")
@@ -152,7 +153,10 @@ class FileEmbeddings(Embeddings):
         found = _numbered(config, stems)
         keys = [source.key(index) for index in range(len(source))]
         shard = np.array([source.shard(index) for index in range(len(source))], np.int32)
-        row = _places(shard) if config.rows == "place" else np.array([_number(key, config.digits) for key in keys], np.int64)
+        if config.rows == "place":
+            row = _places(shard, np.array([source.offset(index) for index in range(len(source))], np.int64))
+        else:
+            row = np.array([_number(key, config.digits) for key in keys], np.int64)
         files: list[Rows | str] = []
         for number, path in enumerate(found):
             files.append(_fitting(path, row[shard == number], config) if isinstance(path, Path) else path)
@@ -252,10 +256,11 @@ def _unclaimed(found: Rows, end: int) -> str:
     )
 
 
-def _places(shard: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-    """Of each sample: how many of its tar come before it. The source has them tar by tar."""
-    first = np.searchsorted(shard, shard)
-    return np.arange(len(shard), dtype=np.int64) - first
+def _places(shard: npt.NDArray[np.int32], offset: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Of each sample: how many pictures of its tar lie before its own, wherever captions lie. The source has them tar by tar."""
+    place = np.empty(len(shard), np.int64)
+    place[np.lexsort((offset, shard))] = np.arange(len(shard))
+    return place - np.searchsorted(shard, shard)
 
 
 def _number(key: str, digits: int | None) -> int:
@@ -268,13 +273,13 @@ def _listed_keys(array: Path) -> list[str]:
     lines, listed = array.with_suffix(".txt"), array.with_suffix(".json")
     try:
         if lines.is_file():
-            return lines.read_text(encoding="utf8").splitlines()
-        keys = json.loads(listed.read_text(encoding="utf8"))
+            return read_lines(lines)
+        keys = json.loads(listed.read_text(encoding="utf-8-sig"))
         if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
             raise ValueError("expected a list of strings")
     except FileNotFoundError:
         raise UserError(f"{array} has no list of its keys; expected {lines.name}, a line a row, or {listed.name}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"the keys of {array} cannot be read: {error}") from None
     return keys
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import tarfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from tessera.config import TarEmbeddingsConfig, UserError
 from tessera.data.embeddings import Absent, Embeddings, KeyTable, Vector
 from tessera.data.shards import TarShards, key_and_suffix
+from tessera.files import read_array
 
 SNIFFED = 64  # arrays whose width is looked at to learn which one is meant
 
@@ -60,17 +62,9 @@ class TarEmbeddings(Embeddings):
         kept = [entry for entry in found if counts[entry[1]] == 1]  # of two arrays for one key nobody knows which is right
         if not kept:
             raise UserError(f"the tars of {source.root} hold several *{suffixes[0]} for every key; expected one")
-        widths = Counter[int]()
-        for number, _, member in kept[:SNIFFED]:
-            try:
-                array = _array_at(paths[number], member.offset, member.size)
-                widths[len(array) if array.ndim == 1 else 0] += 1
-            except Absent:
-                continue
-        if not widths:
-            raise UserError(f"of the first {SNIFFED} *{suffixes[0]} in {source.root} none can be read as an array of floats")
+        width = _usual_width(paths, kept[:SNIFFED], f"*{suffixes[0]} of {source.root}")
         return cls(
-            widths.most_common(1)[0][0], suffixes[0], paths, KeyTable.of([key for _, key, _ in kept]),
+            width, suffixes[0], paths, KeyTable.of([key for _, key, _ in kept]),
             np.array([number for number, _, _ in kept], np.int32),
             np.array([member.offset for *_, member in kept], np.int64),
             np.array([member.size for *_, member in kept], np.int64),
@@ -101,14 +95,31 @@ def array_members(path: Path) -> Iterator[ArrayMember]:
         return
 
 
+def _usual_width(paths: Sequence[Path], arrays: Sequence[tuple[int, str, ArrayMember]], what: str) -> int:
+    """Of the vectors that most of these arrays are; each has the number of its tar and the key of its sample."""
+    shapes = Counter[tuple[int, ...]]()
+    for number, _, member in arrays:
+        with contextlib.suppress(Absent):
+            shapes[_array_at(paths[number], member.offset, member.size).shape] += 1
+    if not shapes:
+        raise UserError(f"of the first {len(arrays)} {what} none can be read as an array of floats")
+    ((shape, count),) = shapes.most_common(1)
+    if len(shape) != 1 or not shape[0]:
+        raise UserError(
+            f"{count} of the first {len(arrays)} {what} are arrays of shape {shape}; expected a vector for every picture, of "
+            f"shape (channels,): set suffix to the ending of those; states of text are brought with text={{kind: precomputed}}"
+        )
+    return shape[0]
+
+
 def _array_at(path: Path, offset: int, size: int) -> npt.NDArray[Any]:
     """A single vector, with or without an axis of one before it; never unpickled."""
     try:
         with path.open("rb") as file:
             file.seek(offset)
-            array = np.load(io.BytesIO(file.read(size)), allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise Absent(f"its array cannot be read ({' '.join(str(error).split())})") from None
-    if not isinstance(array, np.ndarray) or not np.issubdtype(array.dtype, np.floating):
-        raise Absent(f"{getattr(array, 'dtype', 'an archive')}, expected floats")
+            array = read_array(io.BytesIO(file.read(size)))
+    except (OSError, ValueError) as error:
+        raise Absent(f"its array cannot be read ({error})") from None
+    if not np.issubdtype(array.dtype, np.floating):
+        raise Absent(f"{array.dtype}, expected floats")
     return array[0] if array.ndim == 2 and len(array) == 1 else array

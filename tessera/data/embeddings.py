@@ -79,14 +79,18 @@ class Missing:
         """Reads the embedding of every key."""
         return cls(embeddings.absent(keys), len(keys))
 
+    def by_reason(self) -> Mapping[str, Sequence[str]]:
+        """Why -> all keys of which it is said."""
+        found = defaultdict[str, list[str]](list)
+        for key, reason in self.reasons.items():
+            found[reason].append(key)
+        return found
+
     def told(self) -> str:
         """One line: how many, and of each reason the first by name."""
-        by_reason = defaultdict[str, list[str]](list)
-        for key, reason in self.reasons.items():
-            by_reason[reason].append(key)
         parts = [
             f"{reason}: {len(keys):,} ({', '.join(keys[:MOST_NAMED])}{', ...' if len(keys) > MOST_NAMED else ''})"
-            for reason, keys in by_reason.items()
+            for reason, keys in self.by_reason().items()
         ]
         return f"{len(self.reasons):,} of {self.num_samples:,} samples have no embedding. {'; '.join(parts)}"
 

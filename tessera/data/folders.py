@@ -55,6 +55,7 @@ class Contents:
     meshes: list[str] = field(default_factory=list)  # sorted; among the unread until they are taken
     videos: list[str] = field(default_factory=list)  # sorted; among the unread until they are taken
     frame_folders: set[str] = field(default_factory=set)  # the samples that are folders of frames
+    sketches: set[str] = field(default_factory=set)  # of clips, with the frames of those that are folders: no samples
     tops: list[str] = field(default_factory=list)  # folders directly below the root, those without samples included
     sides: list[Split] | None = None  # one a sample, where split folders decide
     unread: list[str] = field(default_factory=list)  # files of any other kind, sorted

@@ -59,6 +59,7 @@ class Feed:
     caches: Path  # the folder of the run's caches
     needs: Mapping[str, str] = field(default_factory=dict)  # stage -> hash of its weights that this stage reads
     say: Callable[[str], None] = print  # one line for the user
+    note: Callable[[str], None] = lambda line: None  # one line for log.txt alone
     show: Callable[[str], None] = print  # one line of progress, which the next may replace
     wait: Callable[[], None] = lambda: None  # until every rank is here
     check: Callable[[], None] = lambda: None  # raises where a signal asked to stop
@@ -122,8 +123,10 @@ class SampleLoader(Generic[I, B]):
         device: torch.device, validation_samples: int, preview_samples: int,
     ) -> None:  # fmt: skip
         if len(samples.indices) == 0:
+            lost = len(samples.source) - len(held_out)
+            which = f"of which {lost} cannot be used and {len(held_out)}" if lost else "and all of them"
             raise UserError(
-                f"{len(samples.source)} samples, and all of them fall into the validation split; "
+                f"{len(samples.source)} samples, {which} fall into the validation split; {'repair the former, ' * bool(lost)}"
                 f"lower data.validation_fraction (now {config.validation_fraction}), or bring more files"
             )
         self.collate: Callable[[Sequence[I]], B] = collate

@@ -61,7 +61,7 @@ def write_meshes(feed: Feed) -> Path:
     feed.wait()  # or a rank would count what another has just written
     feed.say(f"cache: {num_samples:,} meshes are read and cleaned, in {folder}")
     started, done = time.monotonic(), 0
-    for shard, meshes in _read_shards(feed, shards[feed.cut.rank :: feed.cut.world_size]):
+    for shard, meshes in _read_shards(feed, shards):
         _write_shard(folder, shard, meshes)
         done += len(meshes)
         feed.show(f"cache: {done:,} meshes of this rank  {done / max(time.monotonic() - started, 1e-9):,.0f} meshes/s")
@@ -105,8 +105,10 @@ class StandardMeshes(Dataset[ReadMesh]):
 
 
 def _read_shards(feed: Feed, shards: Sequence[int]) -> Iterator[tuple[int, list[ReadMesh]]]:
-    """One stream of workers serves all shards."""
-    ranges = {shard: range(shard * SHARD_SAMPLES, min((shard + 1) * SHARD_SAMPLES, len(feed.source))) for shard in shards}
+    """Of this rank's share of some shards, for which one stream of workers serves. Ranks meet after every batch, so that however
+    many one has left, none waits for longer than a batch takes."""
+    mine, num_batches = shards[feed.cut.rank :: feed.cut.world_size], -(-SHARD_SAMPLES // CHUNK_MESHES)
+    ranges = {shard: range(shard * SHARD_SAMPLES, min((shard + 1) * SHARD_SAMPLES, len(feed.source))) for shard in mine}
     batches = [
         (shard, samples[start : start + CHUNK_MESHES])
         for shard, samples in ranges.items()
@@ -122,6 +124,9 @@ def _read_shards(feed: Feed, shards: Sequence[int]) -> Iterator[tuple[int, list[
             if samples.stop == ranges[shard].stop:
                 yield shard, made
                 made = []
+            feed.wait()
+        for _ in range(-(-len(shards) // feed.cut.world_size) * num_batches - len(batches)):
+            feed.wait()
     finally:
         end_workers(stream)
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from tessera.batches import PairBatch, ReadText
-from tessera.config import ImageDataConfig
+from tessera.config import ImageDataConfig, UserError
 from tessera.data.draws import drawn_caption
-from tessera.data.embeddings import Absent, Embeddings, Missing, Vector
+from tessera.data.embeddings import MOST_NAMED, Absent, Embeddings, Missing, Vector
 from tessera.data.loader import Feed, Item, SampleLoader, Samples, prepare, reading_at
 from tessera.data.order import Indices
 from tessera.data.sources import Source, captions_of, split_indices
@@ -67,8 +67,9 @@ class PairSamples(Samples[PairItem]):
 
 class PairLoader(SampleLoader[PairItem, PairBatch]):
     """Batches of what a stage asks for: pictures, at a resolution of its own or that of the data, and embeddings. Samples that
-    lack theirs are told and left out, up to data.corrupt_budget. Previews have pictures in any case. Where `embed_captions` is
-    given it is asked here, once, for the captions of validation, whose batches have what it said as `wanted`."""
+    lack theirs are told, all of them in log.txt, and left out, up to data.corrupt_budget. Previews have pictures in any case.
+    Where `embed_captions` is given it is asked here, once, for the captions of validation, whose batches have what it said as
+    `wanted`."""
 
     def __init__(
         self, feed: Feed, read_text: ReadText, embeddings: Embeddings | None = None, *, pictures: bool = True,
@@ -117,10 +118,19 @@ class PairLoader(SampleLoader[PairItem, PairBatch]):
         missing = Missing.among(embeddings, keys)
         if not missing.reasons:
             return sides
+        for reason, without in missing.by_reason().items():
+            if len(without) > MOST_NAMED:
+                feed.note(f"embeddings: without one, {reason}: {', '.join(without)}")
         missing.refuse(feed.config.corrupt_budget)
         feed.say(f"embeddings: {missing.told()}; left out")
         keep = np.array([key not in missing.reasons for key in keys], np.bool_)
-        return sides[0][keep[sides[0]]], sides[1][keep[sides[1]]]
+        train, held_out = (side[keep[side]] for side in sides)
+        if len(sides[0]) and not len(train):
+            raise UserError(
+                f"{missing.told()}. None is left to train on, for the others fall into the validation split: bring the "
+                f"embeddings of these samples, or lower data.validation_fraction (now {feed.config.validation_fraction:g})"
+            )
+        return train, held_out
 
 
 def collate_pairs(items: Sequence[PairItem], read_text: ReadText) -> PairBatch:

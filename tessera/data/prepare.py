@@ -12,6 +12,7 @@
 It is keyed by the tokenizer's weights, the resolution, the plan of views and the files themselves, so it is made anew when any of
 them changes; where only captions have, samples.jsonl alone is. Ranks share the work by shards; a shard is written beside its
 place and renamed, so whatever ends the work, what is there is whole. Neither interruptions nor ranks change a byte of the end.
+What could not be read is tried again whenever the cache is asked for: a disk that was away for a moment leaves no trace.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -106,29 +107,26 @@ def stamp(source: Source, *, sided: bool = False) -> str:
 def write_tokens(feed: Feed, plan: TokenPlan, encode: Callable[[Tensor], Tensor], views: Dataset[Viewed] | None = None) -> Path:
     """Makes what is missing of a cache. `encode` takes pictures b c h w in [-1, 1] on the device, or clips b c t h w, and returns
     ids b ...; `views` are those of clips."""
-    folder, main = cache_folder(feed, plan), feed.cut.rank == 0
+    folder, main, seen = cache_folder(feed, plan), feed.cut.rank == 0, views or picture_views(feed, plan)
     feed.uses(folder)
+    drop_shards(feed, folder, lambda shard: is_spoilt(feed, folder, shard, plan, seen))
     if main:
+        if missing_shards(folder, len(feed.source)):
+            (folder / "manifest.json").unlink(missing_ok=True)  # it has the faults of shards that are made anew
         borrow(folder, feed, plan)
-    feed.wait()
-    shards = [
-        shard
-        for shard in range(num_shards(len(feed.source)))
-        if not all(path.exists() for path in shard_files(folder, shard, plan))
-    ]
-    if main:
         sweep_halves(folder)
+    feed.wait()
+    shards = missing_shards(folder, len(feed.source))
     if not shards and (folder / "manifest.json").is_file():
         if main:
             write_samples(folder, feed.source)
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     feed.wait()  # or a rank would count what another has just written
-    mine = shards[feed.cut.rank :: feed.cut.world_size]
     if shards:
         feed.say(f"cache: {len(feed.source):,} samples to tokens, {plan.views} views each, in {folder}")
     started, done = time.monotonic(), 0
-    for shard, made in encode_shards(feed, plan, encode, views or picture_views(feed, plan), mine):
+    for shard, made in encode_shards(feed, plan, encode, seen, shards):
         write_shard(folder, shard, made, plan)
         done += len(made.ids)
         speed = done * plan.views / max(time.monotonic() - started, 1e-9)
@@ -161,7 +159,7 @@ def borrow_shard(theirs: Path, folder: Path, shard: int, plan: TokenPlan, num_sa
     samples = len(shard_samples(shard, num_samples))
     try:
         faults, *arrays = (theirs / path.name for path in mine)
-        if json.loads(faults.read_text(encoding="utf8")) or any(len(open_array(path)) != samples for path in arrays):
+        if read_faults(faults) != {} or any(len(open_array(path)) != samples for path in arrays):
             return False
         folder.mkdir(parents=True, exist_ok=True)
         for path in mine:
@@ -169,6 +167,45 @@ def borrow_shard(theirs: Path, folder: Path, shard: int, plan: TokenPlan, num_sa
     except (OSError, ValueError, UserError):  # not there, damaged, or gone meanwhile
         return False
     return True
+
+
+def drop_shards(feed: Feed, folder: Path, spoilt: Callable[[int], bool]) -> None:
+    """Takes the ids of spoilt shards away, so that these are made anew. Each rank looks at a share, and all meet after each."""
+    total = num_shards(len(feed.source))
+    for first in range(0, total, feed.cut.world_size):
+        feed.check()
+        shard = first + feed.cut.rank
+        if shard < total and spoilt(shard):
+            shard_path(folder, shard).unlink(missing_ok=True)
+        feed.wait()
+
+
+def is_spoilt(feed: Feed, folder: Path, shard: int, plan: TokenPlan, views: Dataset[Viewed]) -> bool:
+    """Whether a part of a shard is lost, or a sample of it that could not be read can be read now."""
+    faults = read_faults(shard_path(folder, shard).with_suffix(".json"))
+    if faults is None or not all(path.exists() for path in shard_files(folder, shard, plan)):
+        return True
+    return readable_again(feed.source, views, shard, faults)
+
+
+def readable_again(source: Source, views: Dataset[Viewed], shard: int, faults: Collection[str]) -> bool:
+    """Whether any sample of a shard that could not be read can be read now."""
+    tried = shard_samples(shard, len(source)) if faults else ()
+    return any(not views[index].fault for index in tried if source.key(index) in faults)
+
+
+def read_faults(path: Path) -> dict[str, str] | None:
+    """What could not be read of a shard; None where the list of it is lost or damaged."""
+    try:
+        found = json.loads(path.read_text(encoding="utf8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def missing_shards(folder: Path, num_samples: int) -> list[int]:
+    """Those without ids, which are written last."""
+    return [shard for shard in range(num_shards(num_samples)) if not shard_path(folder, shard).exists()]
 
 
 def num_shards(num_samples: int) -> int:
@@ -232,14 +269,16 @@ def shard_files(folder: Path, shard: int, plan: TokenPlan) -> list[Path]:
 def encode_shards(
     feed: Feed, plan: TokenPlan, encode: Callable[[Tensor], Tensor], views: Dataset[Viewed], shards: Sequence[int]
 ) -> Iterator[tuple[int, Encoded]]:
-    """The content of each shard. One stream of workers serves all of them."""
+    """The content of this rank's share of some shards. One stream of workers serves all of it. Ranks meet after every batch, so
+    that however many one has left, none waits for longer than a batch takes."""
     per_batch = max(1, (CHUNK_CLIPS if plan.time_stride else CHUNK_PICTURES) // plan.views)
     batches = [
         (shard, samples[start : start + per_batch])
-        for shard in shards
+        for shard in shards[feed.cut.rank :: feed.cut.world_size]
         for samples in [shard_samples(shard, len(feed.source))]
         for start in range(0, len(samples), per_batch)
     ]
+    most = -(-len(shards) // feed.cut.world_size) * -(-SHARD_SAMPLES // per_batch)  # batches that a rank may have
     order = [list(samples) for _, samples in batches]
     stream = iter(make_dataloader(views, order, list, feed.config, feed.device))
     made: list[Encoded] = []
@@ -254,6 +293,9 @@ def encode_shards(
             if samples.stop == shard_samples(shard, len(feed.source)).stop:
                 yield shard, Encoded.joined(made)
                 made = []
+            feed.wait()
+        for _ in range(most - len(batches)):
+            feed.wait()
     finally:
         end_workers(stream)
 

@@ -84,6 +84,10 @@ class TarShards(StoredImages):
         """Of a file: what the keys of its samples begin with."""
         return posixpath.splitext(self._shards[shard] or self.root.name)[0]
 
+    def offset(self, index: int) -> int:
+        """Where in its file a sample's picture begins."""
+        return int(self._offsets[index])
+
     def name(self, index: int) -> str:
         return posixpath.join(self._shards[int(self._shard[index])], self._members[index])
 

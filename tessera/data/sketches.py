@@ -28,6 +28,7 @@ def take_sketches(contents: Contents) -> dict[str, str]:
         for path in paths:
             if (sketch := sketch_at(path)) is None:
                 continue
+            contents.sketches |= {sketch, path}
             stem = (sketch if sketch != path else posixpath.splitext(path)[0]).removesuffix(MARK)
             if found.setdefault(stem, sketch) != sketch:
                 contents.note("another sketch of the same clip, not read", sketch)

@@ -6,7 +6,7 @@ import csv
 import json
 import posixpath
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,8 +105,8 @@ def _require_file_name(path: Path, names: Sequence[str]) -> None:
         )
 
 
-def sample_of(columns: Any, folder: str, by_name: Mapping[str, str], kind: Kind) -> str:
-    """The sample that a row names, `by_name` being keyed by NFC paths; ValueError says what is wrong with the row."""
+def sample_of(columns: Any, folder: str, by_name: Mapping[str, str], kind: Kind, sketches: Container[str] = ()) -> str:
+    """The sample that a row names, `by_name` and `sketches` being NFC paths; ValueError says what is wrong with the row."""
     if isinstance(columns, ValueError):
         raise columns
     if not isinstance(columns, dict):
@@ -121,6 +121,8 @@ def sample_of(columns: Any, folder: str, by_name: Mapping[str, str], kind: Kind)
     path = unicodedata.normalize("NFC", posixpath.normpath(posixpath.join(folder, name.replace("\\", "/"))))
     if path.startswith(("/", "../")):
         raise ValueError(f"{name} lies outside the folder; expected a path relative to the metadata file")
+    if path in sketches:
+        raise ValueError(f"{name} is a sketch of {kind.an}, not a sample; leave the row out")
     if path not in by_name:
         raise ValueError(f"{name}: no such file" if path.lower().endswith(kind.suffixes) else f"{name}: not {kind.an} file")
     return by_name[path]

@@ -62,11 +62,12 @@ def write_text_states(
         final.mkdir(parents=True, exist_ok=True)
         sweep_halves(final)
     wait()
-    for shard in range(rank, num_shards(len(hashes)), world_size):
-        if not part_path(final, shard, PARTS[-1]).exists():
+    for first in range(0, num_shards(len(hashes)), world_size):
+        shard = first + rank
+        if shard < num_shards(len(hashes)) and not part_path(final, shard, PARTS[-1]).exists():
             places = range(shard * SHARD_CAPTIONS, min((shard + 1) * SHARD_CAPTIONS, len(hashes)))
             _write_shard(final, shard, [distinct[int(hashes[place])] for place in places], encode, check)
-    wait()
+        wait()  # after each, so that none waits for longer than a shard takes
     if rank == 0:
         _finish(final, hashes, encode, fingerprint)
     wait()

@@ -13,6 +13,7 @@ import torch
 
 from tessera.batches import TextStates
 from tessera.config import UserError
+from tessera.files import read_array
 
 MOST_NAMED = 5
 
@@ -65,7 +66,7 @@ class PrecomputedText:
         """m c, mapped, of any type of floats."""
         path = self.file(key)
         try:
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
+            array = read_array(path, mapped=True)
         except (OSError, ValueError) as error:
             raise UserError(
                 f"{path} cannot be read as a NumPy array ({error}); expected the text states of sample {key!r}"

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.config import UserError
+from tessera.files import read_array
 
 SHARD_SAMPLES = 1024
 
@@ -124,9 +125,6 @@ def expect(path: Path, shape: tuple[int, ...]) -> None:
 def open_array(path: Path) -> Ids:
     """Mapped into memory."""
     try:
-        found = np.load(path, mmap_mode="r")
-        if not isinstance(found, np.ndarray):
-            raise ValueError("an archive")
-    except (OSError, ValueError, EOFError) as error:
+        return read_array(path, mapped=True)
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error}); delete it, and it is made anew") from None
-    return found

@@ -65,10 +65,11 @@ class TokenLoader(SampleLoader[TokenItem, TokenBatch]):
             raise UserError(
                 f"{len(unread)} of {len(feed.source)} samples cannot be read, more than data.corrupt_budget="
                 f"{feed.config.corrupt_budget:g} allows: {'; '.join(list(unread.values())[:3])}. `tessera data check` lists "
-                f"every such file: repair or remove it, or raise data.corrupt_budget"
+                f"every such file: repair or remove it, or raise data.corrupt_budget; each start tries them again"
             )
         sides = split_indices(feed.source, feed.config.validation_fraction)
         if unread:
+            feed.say(f"cache: {len(unread):,} of {len(feed.source):,} samples are left out, and tried again at the next start")
             keep = np.fromiter((feed.source.key(index) not in unread for index in range(len(feed.source))), np.bool_)
             sides = (sides[0][keep[sides[0]]], sides[1][keep[sides[1]]])
         share = feed.config.image_share if isinstance(feed.config, VideoDataConfig) else None

@@ -24,7 +24,7 @@ def lost_rank(error: RuntimeError, timeout_s: int) -> RankLost | None:
         what = (
             f"waited {timeout_s} s for another rank, which stands still or never started. Look at the last lines of every rank "
             f"(torchrun --log-dir DIR --tee 3 keeps them) and whether its machine, disk and GPU answer; where a step or a chore "
-            f"may take so long, raise engine.timeout_s"
+            f"may take so long, raise engine.timeout_s (`tessera resume RUN --set engine.timeout_s=N`)"
         )
     else:
         what = "lost another rank, which ended first: its own last lines say why (torchrun --log-dir DIR --tee 3 keeps them)"

@@ -17,6 +17,7 @@ from tessera.evals.clip_material import ClipMaterial, load_clips
 from tessera.evals.evaluate import Evaluation, Say
 from tessera.media.clips import Frames
 from tessera.nn.quantizers.codes import code_counts
+from tessera.recipes.clips.scenes import goes_on
 from tessera.sampling.request import make_request
 from tessera.sampling.session import Session
 
@@ -53,10 +54,9 @@ def subject_of(session: Session, options: Any, material: ClipMaterial) -> ClipSu
 
     tokenizer: Any = session.tokenizer
     stride = tokenizer.time_stride  # a scene that is shorter may add no token
-    least = 1 + stride if session.config.base.model.kind == "masked" else 1  # a window that goes on has no first token, and room
-    goes_on = session.config.data.frames > least  # for two; token by token there are no windows
+    longer = goes_on(num_latent(session.config.data.frames, stride))
     return ClipSubject(
-        sample=sample, reconstruct=reconstruct, count_codes=count, tell=tell if goes_on else None,
+        sample=sample, reconstruct=reconstruct, count_codes=count, tell=tell if longer else None,
         least_scene=stride, held_out_loss=held_out_loss, about=about,
     )  # fmt: skip
 

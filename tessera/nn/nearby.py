@@ -209,9 +209,17 @@ def sight_of(reach: Reach, grid: Grid, device: torch.device, execution: Executio
             return Causal()
         flex = device.type == "cuda" and torch.is_grad_enabled()
         execution = "dense" if grid.size < LONG else "blocks" if flex else "bands"
-    if execution == "blocks" and device.type == "cpu" and torch.is_grad_enabled():
-        raise UserError("nearby.execution blocks (FlexAttention) cannot train on a CPU; set nearby.execution to auto")
+    if torch.is_grad_enabled():
+        refuse_untrainable(execution, device)
     return _made(reach, grid, device, execution)
+
+
+def refuse_untrainable(execution: Execution, device: torch.device) -> None:
+    """FlexAttention has no gradients there."""
+    if execution == "blocks" and device.type == "cpu":
+        raise UserError(
+            "base.model.nearby.execution blocks (FlexAttention) cannot train on a CPU; set base.model.nearby.execution to auto"
+        )
 
 
 @functools.lru_cache(maxsize=32)

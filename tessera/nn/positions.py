@@ -30,6 +30,18 @@ def rotary_turns(coordinates: Tensor, width: int, base: float = BASE) -> Tensor:
     return torch.stack([torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)])
 
 
+def refuse_narrow(width: int, heads: int, axes: int, section: str = "") -> None:
+    """Heads that `rotary_turns` would refuse on a grid, told to the author of a config: `section` is where the two keys stand."""
+    least = 2 * axes
+    if width // heads >= least:
+        return
+    fitting = [num for num in range(1, heads) if width % num == 0 and width // num % 2 == 0 and width // num >= least]
+    raise ValueError(
+        f"{section}heads {heads} of {section}width {width} have {width // heads} channels each, and positions on a grid of "
+        f"{axes} axes take at least {least}; use {max(fitting, default=1)} heads at most, or width {least * heads}"
+    )
+
+
 def rotate(x: Tensor, turns: Tensor) -> Tensor:
     """... n d with pairs (i, i + d/2) turned by 2 n d; products of two such vectors depend on differences alone."""
     cos, sin = turns.to(x.dtype).unbind()

@@ -11,6 +11,7 @@ from pydantic import create_model
 
 from tessera.config import Config, Layer, UserError, build, layer_of, nearest, read_yaml
 from tessera.contracts import Scene
+from tessera.files import read_lines
 
 MOST_SAMPLES = 100_000
 LARGEST_SEED = 2**62 - 1
@@ -285,10 +286,8 @@ def read_prompts(path: Path) -> list[str]:
     if not path.is_file():
         raise UserError(f"--prompts {path} {'is a folder' if path.is_dir() else 'does not exist'}; {expected}")
     try:
-        text = path.read_text(encoding="utf8")
+        return read_lines(path)
     except UnicodeDecodeError as error:
         raise UserError(f"--prompts {path} is no text in UTF-8 (byte {error.start + 1:,}); {expected}") from None
     except OSError as error:
         raise UserError(f"--prompts {path} cannot be read ({error.strerror}); {expected}") from None
-    lines = [line.rstrip("\r") for line in text.split("\n")]
-    return lines[:-1] if lines and not lines[-1] else lines

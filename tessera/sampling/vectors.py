@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -12,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tessera.config import UserError
+from tessera.files import read_array
 
 
 def is_vector(given: Any) -> bool:
@@ -28,7 +28,7 @@ def read_vector(given: Any, width: int | None, key: str) -> Tensor:
         raise UserError(f"{name} is an embedding, and this model draws from pictures and text alone; give a picture")
     try:
         vector = _numbers(given)
-    except (OSError, ValueError, TypeError, EOFError, BadZipFile) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{name} cannot be read as an embedding ({error}); expected {width} numbers, in a file an .npy") from None
     if vector.shape not in ((width,), (1, width)):
         raise UserError(f"{name} is shaped {list(vector.shape)}; expected one embedding of this model, {width} numbers")
@@ -42,10 +42,7 @@ def read_vector(given: Any, width: int | None, key: str) -> Tensor:
 def _numbers(given: Any) -> Tensor:
     """fp64, on the CPU."""
     if not isinstance(given, Tensor):
-        array = np.load(given, allow_pickle=False) if isinstance(given, (str, Path)) else np.asarray(given)
-        if not isinstance(array, np.ndarray):
-            raise TypeError("it holds several arrays")
-        given = torch.from_numpy(array)
+        given = torch.from_numpy(read_array(Path(given)) if isinstance(given, (str, Path)) else np.asarray(given))
     if given.is_complex():
         raise TypeError("its numbers are complex")
     return given.detach().cpu().double()

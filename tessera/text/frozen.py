@@ -13,7 +13,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -21,7 +21,6 @@ from typing import Any, Literal
 
 import torch
 from pydantic import Field
-from safetensors import SafetensorError
 from torch import nn
 
 from tessera.batches import TextStates
@@ -39,6 +38,11 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 T5_MODELS = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
 CLIP_MODELS = {"clip": "CLIPTextModel", "clip_text_model": "CLIPTextModel"}
 MODELS = {"t5": T5_MODELS, "clip": CLIP_MODELS, "minilm": {"bert": "BertModel"}}
+TOKENIZER_FILES = {
+    "t5": "tokenizer.json or spiece.model",
+    "clip": "tokenizer.json, or vocab.json and merges.txt",
+    "minilm": "tokenizer.json or vocab.txt",
+}
 
 
 class MiniLMTextConfig(Config):
@@ -203,7 +207,7 @@ def _place(path: str) -> Path | str:
 def _read_facts(config: TransformersTextConfig, place: Path | str) -> Any:
     """The text half of the model's config.json, of the right kind."""
     _require("transformers", config.kind)
-    with quiet(), _explained(place):
+    with quiet(), _explained(config, place):
         import transformers
 
         facts = transformers.AutoConfig.from_pretrained(place, local_files_only=isinstance(place, Path), trust_remote_code=False)
@@ -221,7 +225,7 @@ def _read_model(config: FrozenTextConfig, place: Path | str) -> tuple[Any, Any]:
     """Model and tokenizer. A weight that the files lack would be random, so it is refused."""
     _require("transformers", config.kind)
     local = isinstance(place, Path)
-    with quiet(), _explained(place):
+    with quiet(), _explained(config, place):
         import transformers
 
         facts = transformers.AutoConfig.from_pretrained(place, local_files_only=local, trust_remote_code=False)
@@ -235,20 +239,37 @@ def _read_model(config: FrozenTextConfig, place: Path | str) -> tuple[Any, Any]:
         raise UserError(
             f"{place} lacks {len(lacking)} weights of the text model ({', '.join(lacking[:3])}); expected a whole model"
         )
+    refuse_made_up(tokenizer, place, config.kind)
     tokenizer.padding_side = tokenizer.truncation_side = "right"
     return model, tokenizer
 
 
+def refuse_made_up(tokenizer: Any, place: Path | str, kind: str) -> None:
+    """Without its files a tokenizer of transformers has special tokens and at most the blank; each caption would read alike."""
+    if len(tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys()) <= 1:
+        raise UserError(
+            f"{place} has no word pieces for its tokenizer, to which every caption would read alike; expected "
+            f"{TOKENIZER_FILES[kind]} there, as `save_pretrained` of the tokenizer writes them"
+        )
+
+
+def _explained(config: FrozenTextConfig, place: Path | str) -> AbstractContextManager[None]:
+    """What transformers raises about an encoder's files."""
+    expected = f"expected a folder that `save_pretrained` wrote, with config.json, weights and {TOKENIZER_FILES[config.kind]}"
+    remote = "" if isinstance(place, Path) else "; it is no folder here, so it was taken for a hub name"
+    return explained(f"the text encoder at {place}", expected + remote)
+
+
 @contextmanager
-def _explained(place: Path | str) -> Iterator[None]:
-    """What transformers raises about a model's files, as one line for the user."""
+def explained(model: str, expected: str) -> Iterator[None]:
+    """What transformers raises about a model's files, as one line for the user: of a config.json that is wrong, anything."""
     try:
         yield
-    except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
-        reason = " ".join(str(error).split())[:300]
-        expected = "a folder that `save_pretrained` wrote, with config.json, weights and tokenizer"
-        remote = "" if isinstance(place, Path) else "; it is no folder here, so it was taken for a hub name"
-        raise UserError(f"the text encoder at {place} cannot be read: {reason}; expected {expected}{remote}") from None
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise UserError(f"{model} cannot be read: {reason}; {expected}") from None
 
 
 @contextmanager

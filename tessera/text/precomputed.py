@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from tessera.config import Config, UserError
+from tessera.files import read_array
 
 
 class PrecomputedTextConfig(Config):
@@ -44,7 +45,7 @@ def settle_precomputed(config: PrecomputedTextConfig) -> PrecomputedTextConfig:
 def _shape(path: Path) -> tuple[int, ...]:
     """From the header; anything but one or two axes of floats is refused, and so is whatever would have to be unpickled."""
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = read_array(path, mapped=True)
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read as a NumPy array: {error}") from None
     if array.ndim not in (1, 2) or not np.issubdtype(array.dtype, np.floating) or not array.shape[-1]:

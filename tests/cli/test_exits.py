@@ -28,6 +28,12 @@ Run = Any  # the fixture `tessera`: arguments -> code, out, err
 # ---- ends that have a code
 
 
+def noted(error: Exception, *notes: str) -> Exception:
+    for note in notes:
+        error.add_note(note)
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
@@ -39,6 +45,8 @@ Run = Any  # the fixture `tessera`: arguments -> code, out, err
         (Stopped(signal.SIGTERM, 7), 143, "stopped by SIGTERM after step 7; state saved; go on with `tessera resume RUN`"),
         (Stopped(signal.SIGINT, None), 130, "stopped by SIGINT; what is written stays; go on with `tessera resume RUN`"),
         (RankLost("rank 0 lost another rank"), 1, "rank 0 lost another rank; go on with `tessera resume RUN`"),
+        (noted(RankLost("rank 0 lost another rank"), "runs/a b"), 1, "; go on with `tessera resume 'runs/a b'`"),
+        (noted(Stopped(signal.SIGINT, None), "a", "tessera data prepare"), 130, "stays; go on with `tessera data prepare a`"),
         (
             OSError(28, "No space left on device", "r/env.json"),
             2,

@@ -34,7 +34,7 @@ def facts(path: Path) -> dict[str, Any]:
 
 
 def test_names_by_contract(tessera: Run, tmp_path: Path, generated: Path) -> None:
-    (tmp_path / "prompts.txt").write_text("a red circle\n\nune étoile\n", encoding="utf8")
+    (tmp_path / "prompts.txt").write_text("a red circle\n\nune étoile\n", encoding="utf-8-sig")
     for n, names in ((1, ["0", "1", "2"]), (2, ["0-0", "0-1", "1-0", "1-1", "2-0", "2-1"])):
         ended = tessera("sample", generated, "--prompts", "prompts.txt", "-n", n, "--out", f"out{n}")
         assert ended.code == 0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from tessera.data.embedding_opening import open_embeddings
 from tessera.data.embeddings import Absent, Embeddings, Missing
 from tessera.data.opening import open_source
 from tessera.data.shards import TarShards
+from tests.data.array_makers import DAMAGED, saved
 from tests.data.shard_makers import encoded, pack
 
 WIDTH, PER_SHARD = 6, 4
@@ -33,12 +34,6 @@ KEYS = [f"{shard:05d}/{shard:05d}{number:04d}" for shard in range(3) for number 
 def vector(key: str) -> np.ndarray:
     """A function of the key alone, so that any exchange is seen."""
     return np.random.default_rng(int(key.rpartition("/")[2])).normal(size=WIDTH).astype(np.float16)
-
-
-def saved(array: np.ndarray) -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, array)
-    return stream.getvalue()
 
 
 def write_tars(folder: Path, arrays: bool = True, leave_out: tuple[str, ...] = (), **other: bytes) -> Path:
@@ -131,6 +126,25 @@ def test_arrays_in_tars_that_cannot_be_used(tmp_path: Path) -> None:
         missing.refuse(0.4)
 
 
+@pytest.mark.parametrize("raised", DAMAGED)
+def test_a_damaged_header_costs_its_own_samples(raised: str, tmp_path: Path) -> None:
+    """In a tar one; in an array for each tar, those of that tar."""
+    folder = write_tars(tmp_path / "tars", k000010002=DAMAGED[raised])
+    check(open_embeddings(TarEmbeddingsConfig(), tars(folder)), {KEYS[6]: "its array cannot be read ("})
+    rows = write_rows(tmp_path / "rows")
+    (rows / "img_emb_0001.npy").write_bytes(DAMAGED[raised])
+    check(open_embeddings(shards_config(rows), tars(folder)), dict.fromkeys(KEYS[4:8], "img_emb_0001.npy "))
+
+
+@pytest.mark.parametrize("shape", [(77, 768), (0,), (), (2, 3, 4)])
+def test_arrays_in_tars_that_are_no_vectors(shape: tuple[int, ...], tmp_path: Path) -> None:
+    content = saved(np.ones(shape, np.float16))
+    folder = write_tars(tmp_path, **{f"k{key[6:]}": content for key in KEYS[2:]})
+    told = f"10 of the first 12 *.img_emb.npy of {folder} are arrays of shape {shape}; expected a vector for every picture"
+    with pytest.raises(UserError, match=re.escape(told) + ".*: set suffix to the ending of those"):
+        open_embeddings(TarEmbeddingsConfig(), tars(folder))
+
+
 def test_a_row_of_one_in_a_tar_is_a_vector(tmp_path: Path) -> None:
     folder = write_tars(tmp_path, **{"k000000000": saved(vector("0")[None])})
     check(open_embeddings(TarEmbeddingsConfig(suffix=".img_emb.npy"), tars(folder)), {})
@@ -194,6 +208,22 @@ def test_rows_follow_names_where_samples_are_left_out(tmp_path: Path) -> None:
     check(open_embeddings(shards_config(rows), source), {}, keys)
     by_place = open_embeddings(shards_config(rows, rows="place"), source)
     check(by_place, {key: "4 rows, and its tar 3 pictures" for key in keys if key[:5] != "00000"}, keys)
+
+
+def test_rows_by_place_follow_the_pictures_of_a_tar(tmp_path: Path) -> None:
+    """Wherever its captions lie, and in whatever order its samples are."""
+    folder, order = tmp_path / "tars", [KEYS[number] for number in (6, 4, 7, 5)]
+    names = [key.rpartition("/")[2] for key in KEYS]
+    members = {f"{name}.txt": b"a caption" for name in names[4:7]} | {f"{key[6:]}.png": encoded(0) for key in order}
+    pack(folder / "00000.tar", {f"{name}.png": encoded(0) for name in names[:4]})
+    pack(folder / "00001.tar", members)
+    source, rows = tars(folder), tmp_path / "rows"
+    keys = [source.key(index) for index in range(len(source))]
+    assert keys == KEYS[:8], "by the first member of each"
+    rows.mkdir()
+    for shard, shown in enumerate((KEYS[:4], order)):
+        np.save(rows / f"img_emb_{shard:04d}.npy", np.stack([vector(key) for key in shown]))
+    check(open_embeddings(shards_config(rows, rows="place"), source), {}, keys)
 
 
 def test_rows_behind_the_last_name_are_zeros_or_nobody_s(tmp_path: Path) -> None:
@@ -351,6 +381,23 @@ def test_a_list_of_keys(folder: Path, tmp_path: Path) -> None:
         check(embeddings, {KEYS[6]: "not among the keys listed"})
     write_list(tmp_path / "more.npy", KEYS[6:7], as_json=True)
     check(open_embeddings(ListedEmbeddingsConfig(path=tmp_path), tars(folder)), {})
+
+
+def test_a_list_of_odd_names(folder: Path, tmp_path: Path) -> None:
+    """Only a line feed ends a key; a byte order mark is none of its letters."""
+    odd = ["a\u2028b", "c\x85", *KEYS[2:]]
+    path = tmp_path / "a.npy"
+    np.save(path, np.stack([vector(key) for key in KEYS]).astype(np.float32))
+    for text in ("\n".join(odd), "\ufeff" + "".join(f"{key}\r\n" for key in odd)):
+        path.with_suffix(".txt").write_bytes(text.encode())
+        embeddings = open_embeddings(ListedEmbeddingsConfig(path=path), tars(folder))
+        check(embeddings, {}, KEYS[2:])
+        assert all(
+            np.array_equal(embeddings.read(new), vector(old).astype(np.float32)) for new, old in zip(odd, KEYS, strict=True)
+        )
+    path.with_suffix(".txt").unlink()
+    path.with_suffix(".json").write_text(json.dumps(odd), encoding="utf-8-sig")
+    check(open_embeddings(ListedEmbeddingsConfig(path=path), tars(folder)), {}, KEYS[2:])
 
 
 def test_a_list_of_another_length_is_not_used(folder: Path, tmp_path: Path) -> None:

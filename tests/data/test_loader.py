@@ -21,7 +21,7 @@ from PIL import Image
 
 from tessera.batches import ImageBatch
 from tessera.config import ImageDataConfig, UserError
-from tessera.data.loader import ImageLoader, Prepared
+from tessera.data.loader import ImageLoader, Prepared, SampleLoader
 from tessera.data.order import Cut
 from tessera.data.sources import ImageFolder, Source, split_of
 
@@ -251,6 +251,16 @@ def test_all_samples_held_out_is_the_users_error(tmp_path: Path) -> None:
     source = ImageFolder.open(tmp_path, group_by="who")
     with pytest.raises(UserError, match=r"20 samples, and all of them fall into the validation split; lower data.validation_fr"):
         loader(source, validation_fraction=0.5)
+
+
+def test_where_what_is_lost_leaves_none_to_train_on_it_is_told(folder: Path) -> None:
+    made = loader(folder)
+    told = r"40 samples, of which 31 cannot be used and 9 fall into the validation split; repair the former, lower data\.val"
+    with pytest.raises(UserError, match=told):
+        SampleLoader(
+            Prepared(made.source, ImageDataConfig(), np.zeros(0, np.int64), 0), made.collate, np.arange(9), ImageDataConfig(),
+            Cut(8, None, 0, 1), device=CPU, validation_samples=8, preview_samples=4,
+        )  # fmt: skip
 
 
 # ---- processes

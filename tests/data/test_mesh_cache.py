@@ -6,6 +6,7 @@ import json
 import os
 import threading
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ def test_what_was_left_undone_is_gone_on_with(data: Path, tmp_path: Path) -> Non
 
 def test_ranks_share_the_work_and_make_the_same_files(data: Path, tmp_path: Path) -> None:
     alone = write_meshes(feed_of(data, tmp_path / "alone"))
-    barrier = threading.Barrier(2)
+    barrier, met = threading.Barrier(2, lambda: met.append(len(list((tmp_path / "both").rglob("*-starts.npy"))))), [0]
     feeds = [
         replace(feed_of(data, tmp_path / "both", cut=Cut(4, None, rank, 2)), wait=lambda: barrier.wait(20) and None)
         for rank in range(2)
@@ -118,6 +119,7 @@ def test_ranks_share_the_work_and_make_the_same_files(data: Path, tmp_path: Path
         thread.start()
     for thread in threads:
         thread.join()
+    assert max(after - before for before, after in pairwise(met)) <= 2, "they meet after each shard, and within"
     both = folder_of(feeds[0])
     assert {path.name: path.read_bytes() for path in both.iterdir()} == {path.name: path.read_bytes() for path in alone.iterdir()}
 

@@ -22,7 +22,7 @@ from tessera.data.embeddings import Embeddings, Missing
 from tessera.data.loader import Feed
 from tessera.data.order import Cut
 from tessera.data.pairs import PairLoader
-from tessera.data.sources import ImageFolder
+from tessera.data.sources import ImageFolder, split_indices
 from tessera.text.encoders import ByteReader
 
 NUM = 20
@@ -146,6 +146,34 @@ def test_a_picture_that_cannot_be_read_has_no_embedding(folder: Path, tmp_path: 
     assert embeddings.of("08") == pytest.approx(colour("08"), abs=1e-6)
 
 
+def test_what_could_not_be_read_is_tried_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so is a shard whose list of that is lost or damaged."""
+    feed, read, again = feed_of(folder, tmp_path), ImageFolder.read, list[int]()
+    wanted = files(write_embeddings(replace(feed, caches=tmp_path / "whole"), encode, "colours", 16))
+
+    def counted(pictures: Tensor) -> Tensor:
+        again.append(len(pictures))
+        return encode(pictures)
+
+    def broken(source: ImageFolder, index: int) -> Any:
+        if index == 9:
+            raise OSError(5, "Input/output error")
+        return read(source, index)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ImageFolder, "read", broken)
+        cache = write_embeddings(feed, encode, "colours", 16)
+        write_embeddings(feed, counted, "colours", 16)
+    assert files(cache) != wanted
+    write_embeddings(feed, counted, "colours", 16)
+    assert files(cache) == wanted
+    (cache / "00000.faults.json").write_text("{")
+    (cache / "00002.faults.json").unlink()
+    write_embeddings(feed, counted, "colours", 16)
+    assert files(cache) == wanted
+    assert again == [8, 8, 4]
+
+
 def test_an_encoder_that_breaks_is_named(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"not finite, of 00 first"):
         write_embeddings(feed_of(folder, tmp_path), lambda pictures: encode(pictures) * torch.nan, "nan", 16)
@@ -230,6 +258,33 @@ def test_samples_without_an_embedding_are_told_and_left_out(folder: Path, tmp_pa
     assert sorted(loader.source.key(int(index)) for index in [*loader.train, *loader.held_out]) == [
         f"{number:02d}" for number in range(NUM) if number != 11
     ]
+
+
+def test_every_sample_without_an_embedding_is_in_the_log(folder: Path, tmp_path: Path) -> None:
+    """The terminal names five of a reason; past the budget, too."""
+    cache = write_embeddings(feed_of(folder, tmp_path), encode, "colours", 16)
+    array = np.load(cache / "00001.npy")
+    array[:7] = 0  # samples 8 to 14
+    np.save(cache / "00001.npy", array)
+    wanted = "embeddings: without one, all zeros, which stands for none: 08, 09, 10, 11, 12, 13, 14"
+    embeddings, said, noted = FileEmbeddings.listed(cache), list[str](), list[str]()
+    PairLoader(replace(feed_of(folder, tmp_path, said, corrupt_budget=0.5), note=noted.append), TEXT, embeddings)
+    assert said[0].endswith("7 (08, 09, 10, 11, 12, ...); left out")
+    assert noted == [wanted]
+    with pytest.raises(UserError, match="more than"):
+        PairLoader(replace(feed_of(folder, tmp_path, corrupt_budget=0.1), note=noted.append), TEXT, embeddings)
+    assert noted == [wanted, wanted]
+
+
+def test_embeddings_of_validation_samples_alone(folder: Path, tmp_path: Path) -> None:
+    """What is missing is told, and not the split."""
+    feed = feed_of(folder, tmp_path, corrupt_budget=1)
+    held_out = [feed.source.key(int(index)) for index in split_indices(feed.source, 0.2)[1]]
+    np.save(tmp_path / "a.npy", np.stack([colour(key) for key in held_out]))
+    (tmp_path / "a.txt").write_text("\n".join(held_out))
+    told = f"{NUM - len(held_out)} of 20 samples have no embedding. not among the keys .* None is left to train on"
+    with pytest.raises(UserError, match=told):
+        PairLoader(feed, TEXT, FileEmbeddings.listed(tmp_path / "a.npy"))
 
 
 def harm_one(path: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import pickle
 import shutil
 import threading
 from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -218,7 +221,13 @@ def test_changed_files_make_it_anew(shapes: Path, tmp_path: Path) -> None:
 # ---- unfinished work
 
 
-@pytest.mark.parametrize("lost", [["manifest.json"], ["manifest.json", "00001.npy"], ["00001.npy"], ["00000.npy", "00002.npy"]])
+@pytest.mark.parametrize(
+    "lost",
+    [
+        ["manifest.json"], ["manifest.json", "00001.npy"], ["00001.npy"], ["00000.npy", "00002.npy"],
+        ["00001.json"], ["manifest.json", "00000.json"],
+    ],
+)  # fmt: skip
 def test_what_is_missing_is_made_again_and_no_more(lost: list[str], shapes: Path, tmp_path: Path) -> None:
     feed = feed_of(shapes, tmp_path)
     folder = write_tokens(feed, plan_of(feed), encode)
@@ -232,7 +241,21 @@ def test_what_is_missing_is_made_again_and_no_more(lost: list[str], shapes: Path
 
     assert write_tokens(feed, plan_of(feed), count) == folder
     assert bytes_of(folder) == whole
-    assert sum(asked) == sum({"00000.npy": 8, "00001.npy": 8, "00002.npy": 4}.get(name, 0) for name in lost)
+    assert sum(asked) == sum({"00000": 8, "00001": 8, "00002": 4}.get(name.split(".")[0], 0) for name in lost)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "[" * 100_000])
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_damaged_list_of_faults_is_made_again(finished: bool, content: str, shapes: Path, tmp_path: Path) -> None:
+    feed = feed_of(shapes, tmp_path)
+    folder = write_tokens(feed, plan_of(feed), encode)
+    whole, asked = bytes_of(folder), list[int]()
+    (folder / "00001.json").write_text(content)
+    if not finished:
+        (folder / "manifest.json").unlink()
+    write_tokens(feed, plan_of(feed), lambda pictures: (asked.append(len(pictures)), encode(pictures))[1])
+    assert bytes_of(folder) == whole
+    assert asked == [8]
 
 
 def test_a_death_inside_leaves_whole_shards(shapes: Path, tmp_path: Path) -> None:
@@ -254,20 +277,40 @@ def test_a_death_inside_leaves_whole_shards(shapes: Path, tmp_path: Path) -> Non
     assert bytes_of(write_tokens(feed, plan_of(feed), encode)) == wanted
 
 
-def test_two_ranks_write_what_one_does(shapes: Path, tmp_path: Path) -> None:
-    alone = feed_of(shapes, tmp_path / "one", views=2, **VARIED)
-    one, barrier = write_tokens(alone, plan_of(alone), encode), threading.Barrier(2, timeout=20)
+def of_ranks(feeds: Sequence[Feed]) -> list[list[str]]:
+    """Makes one cache together; what each did, in turn: met the others, or encoded a batch."""
+    barrier = threading.Barrier(len(feeds), timeout=20)
+    done: list[list[str]] = [[] for _ in feeds]
 
     def work(rank: int) -> None:
-        feed = feed_of(shapes, tmp_path / "two", cut=Cut(4, None, rank, 2), views=2, **VARIED)
-        write_tokens(replace(feed, wait=lambda: barrier.wait() and None), plan_of(feed), encode)
+        def meet() -> None:
+            done[rank].append("met")
+            barrier.wait()
 
-    ranks = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
-    for thread in ranks:
-        thread.start()
-    for thread in ranks:
-        thread.join()
-    assert bytes_of(tmp_path / "two" / one.name) == bytes_of(one)
+        def noted(pictures: Tensor) -> Tensor:
+            done[rank].append("encoded")
+            return encode(pictures)
+
+        feed = replace(feeds[rank], cut=Cut(4, None, rank, len(feeds)), wait=meet)
+        write_tokens(feed, plan_of(feed), noted)
+
+    with ThreadPoolExecutor(len(feeds)) as pool:
+        list(pool.map(work, range(len(feeds))))
+    return done
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 5])
+def test_two_ranks_write_what_one_does(num_ranks: int, shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And whatever each has to do, they meet after every batch: that another has much left is no reason to give up waiting."""
+    monkeypatch.setattr(prepare, "CHUNK_PICTURES", 4)
+    alone = feed_of(shapes, tmp_path / "one", views=2, **VARIED)
+    one = write_tokens(alone, plan_of(alone), encode)
+    done = of_ranks([feed_of(shapes, tmp_path / "many", views=2, **VARIED)] * num_ranks)
+    assert bytes_of(tmp_path / "many" / one.name) == bytes_of(one)
+    assert sum(each.count("encoded") for each in done) == 10
+    assert max(each.count("encoded") for each in done) > min(each.count("encoded") for each in done)
+    for each in done:
+        assert ("encoded", "encoded") not in itertools.pairwise(each)
 
 
 # ---- what another run has made
@@ -373,6 +416,78 @@ def test_what_cannot_be_read_is_named_and_left_out(shapes: Path, tmp_path: Path)
     assert used == {feed.source.key(index) for index in range(20)} - set(cache.faults)
     steps = list(itertools.islice(loader.batches(0), 8))
     assert not {key for step in steps for batch in step for key in batch.keys} & set(cache.faults)
+
+
+@pytest.fixture
+def away(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Keys of pictures that the disk does not give, until they are taken out of it."""
+    keys, read = set[str](), ImageFolder.read
+
+    def read_or_fail(source: ImageFolder, index: int) -> Any:
+        if source.key(index) in keys:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(source, index)
+
+    monkeypatch.setattr(ImageFolder, "read", read_or_fail)
+    return keys
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_what_could_not_be_read_once_is_tried_again(num_ranks: int, away: set[str], shapes: Path, tmp_path: Path) -> None:
+    feed = feed_of(shapes, tmp_path)
+    whole = bytes_of(write_tokens(feed_of(shapes, tmp_path / "whole"), plan_of(feed), encode))
+    away |= {feed.source.key(index) for index in (1, 5, 17)}
+    folder = write_tokens(feed, plan_of(feed), encode)
+    left_out = bytes_of(folder)
+    with pytest.raises(UserError, match=r"3 of 20 samples cannot be read.*; each start tries them again"):
+        TokenLoader(feed, TokenCache(folder), NoTextReader())
+    assert write_tokens(feed, plan_of(feed), lambda pictures: pytest.fail("none of them can be read yet")) == folder
+    assert bytes_of(folder) == left_out
+    away.remove(feed.source.key(5))
+    done = of_ranks([feed] * num_ranks)
+    assert sum(each.count("encoded") for each in done) == 1, "the shard of that one"
+    assert set(TokenCache(folder).faults) == away
+    away.clear()
+    of_ranks([feed] * num_ranks)
+    assert bytes_of(folder) == whole
+
+
+def test_a_kill_while_a_shard_is_made_again_forgets_no_sample(away: set[str], shapes: Path, tmp_path: Path) -> None:
+    feed = feed_of(shapes, tmp_path)
+    whole = bytes_of(write_tokens(feed_of(shapes, tmp_path / "whole"), plan_of(feed), encode))
+    away |= {feed.source.key(index) for index in (1, 9)}
+    write_tokens(feed, plan_of(feed), encode)
+    away.clear()
+    calls = itertools.count()
+
+    def die(pictures: Tensor) -> Tensor:
+        if next(calls) == 1:
+            raise KeyboardInterrupt
+        return encode(pictures)
+
+    with pytest.raises(KeyboardInterrupt):
+        write_tokens(feed, plan_of(feed), die)
+    assert bytes_of(write_tokens(feed, plan_of(feed), encode)) == whole
+
+
+def test_what_another_run_could_read_is_taken_from_there(away: set[str], shapes: Path, tmp_path: Path) -> None:
+    other = feed_of(shapes, tmp_path / "other")
+    whole = bytes_of(write_tokens(other, plan_of(other), encode))
+    feed = feed_of(shapes, tmp_path / "own")
+    away.add(feed.source.key(1))
+    write_tokens(feed, plan_of(feed), encode)
+    away.clear()
+    feed = replace(feed, lenders=(other.caches,))
+    assert bytes_of(write_tokens(feed, plan_of(feed), lambda pictures: pytest.fail("encoded again"))) == whole
+
+
+def test_samples_that_are_left_out_are_told_at_every_start(away: set[str], shapes: Path, tmp_path: Path) -> None:
+    feed = feed_of(shapes, tmp_path, said := [], corrupt_budget=0.5)
+    away |= {feed.source.key(index) for index in (1, 17)}
+    for _ in range(2):
+        said.clear()
+        TokenLoader(feed, TokenCache(write_tokens(feed, plan_of(feed), encode)), NoTextReader())
+        assert said[-1] == "cache: 2 of 20 samples are left out, and tried again at the next start"
 
 
 def test_work_on_a_cache_may_be_stopped_and_goes_on(shapes: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from tessera.data.opening import open_source
 from tessera.data.order import Cut
 from tessera.data.prepare import TokenPlan, cache_folder, sketched_steps, write_tokens
 from tessera.data.sketches import sketch_at
-from tessera.data.sources import Source
+from tessera.data.sources import Source, Stored
 from tessera.data.token_cache import TokenCache
 from tessera.data.tokens import TokenLoader
 from tessera.media.edges import edges
@@ -122,6 +122,19 @@ def test_another_sketch_of_the_same_clip_is_told(folder: Path) -> None:
     save_gif(folder / "a.sketch.gif", noise(0, 9) // 128 * 255)
     notes = open_source(folder, VideoDataConfig(sketch="files")).notes
     assert any("another sketch of the same clip, not read: 1 (a.sketch.gif)" in note for note in notes)
+
+
+def test_a_row_that_names_a_sketch_is_told_so(folder: Path) -> None:
+    named = ["a.png", "b.sketch.gif", "folder.sketch", "folder.sketch/003.png", "nested/array.sketch.npy", "c.sketch.gif"]
+    (folder / "metadata.csv").write_text("file_name,text\n" + "".join(f"{name},a clip\n" for name in named))
+    for sketch in ("none", "files"):
+        source = open_source(folder, VideoDataConfig(sketch=sketch))
+        assert isinstance(source, Stored)
+        assert [(reject.path, reject.reason) for reject in source.rejects] == [
+            *((f"metadata.csv:{line}", f"{named[line - 2]} is a sketch of a clip, not a sample; leave the row out")
+              for line in (3, 4, 5, 6)),
+            ("metadata.csv:7", "c.sketch.gif: no such file"),
+        ]  # fmt: skip
 
 
 # ---- the same frames, cut the same way

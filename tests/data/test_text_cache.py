@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -198,12 +199,14 @@ def test_after_an_error_what_is_missing_is_made_and_no_more(tmp_path: Path) -> N
 @pytest.mark.usefixtures("small_shards")
 def test_ranks_share_the_shards(tmp_path: Path) -> None:
     whole, barrier = write(tmp_path / "one", MANY)[0], threading.Barrier(3, timeout=20)
-    encoders = [Encoder() for _ in range(3)]
+    encoders, met = [Encoder() for _ in range(3)], [[0], [0], [0]]
 
     def work(rank: int) -> None:
-        write_text_states(
-            tmp_path / "three", MANY, encoders[rank], "one", rank=rank, world_size=3, wait=lambda: barrier.wait() and None
-        )
+        def meet() -> None:
+            met[rank].append(len(encoders[rank].asked))
+            barrier.wait()
+
+        write_text_states(tmp_path / "three", MANY, encoders[rank], "one", rank=rank, world_size=3, wait=meet)
 
     ranks = [threading.Thread(target=work, args=(rank,)) for rank in range(3)]
     for thread in ranks:
@@ -211,6 +214,7 @@ def test_ranks_share_the_shards(tmp_path: Path) -> None:
     for thread in ranks:
         thread.join()
     assert [len(encoder.asked) for encoder in encoders] == [8, 6, 6], "the first has the short one, too"
+    assert max(after - before for each in met for before, after in pairwise(each)) == 6, "they meet after each shard"
     assert bytes_of(tmp_path / "three" / whole.name) == bytes_of(whole)
 
 

@@ -11,6 +11,8 @@ import torch
 
 from tessera.config import UserError
 from tessera.data.text_files import PrecomputedText
+from tessera.text.precomputed import PrecomputedTextConfig, settle_precomputed
+from tests.data.array_makers import DAMAGED
 
 KEYS = ["a", "dogs/rex.v2", "vector", "none"]
 
@@ -60,6 +62,15 @@ def test_a_file_of_another_form_is_refused_at_the_door(folder: Path, array: np.n
     np.save(folder / "a.npy", array)
     with pytest.raises(UserError, match=message):
         PrecomputedText.open(folder, 5, 8, KEYS)
+
+
+@pytest.mark.parametrize("raised", DAMAGED)
+def test_a_damaged_file_is_refused_at_the_door(raised: str, folder: Path) -> None:
+    (folder / "a.npy").write_bytes(DAMAGED[raised])
+    with pytest.raises(UserError, match=r"a\.npy cannot be read as a NumPy array \(.*; expected the text states of sample 'a'"):
+        PrecomputedText.open(folder, 5, 8, KEYS)
+    with pytest.raises(UserError, match=r"a\.npy cannot be read as a NumPy array: "):
+        settle_precomputed(PrecomputedTextConfig(path=folder))
 
 
 def test_numbers_that_are_not_finite(folder: Path) -> None:

@@ -47,13 +47,14 @@ def test_two_ranks_report_of_a_cascade_what_one_does(tmp_path: Path) -> None:
 def test_two_ranks_report_of_clips_what_one_does(kind: str, tmp_path: Path) -> None:
     write_digits(tmp_path / "data", 120, 0, image_size=32, frames=5)
     sets = ["data.frames=5", "data.validation_fraction=0.3", "tokenizer.model.widths=[8, 8, 8]", "sample.chunk=8"]
-    sets += [f"base.model.kind={kind}", "base.model.width=32", "base.model.depth=1"]
+    sets += [f"base.model.kind={kind}", "base.model.width=32", "base.model.depth=1", "tokenizer.model.time_downsamples=1"]
     config = pipeline.resolve("nuwa", preset="tiny", data=str(tmp_path / "data"), steps=2, sets=sets)
     run = pipeline.train(config, run=tmp_path / "run")
     one, two = (judged(run, tmp_path / "data", tmp_path, ranks, "evaluate.stories=3", n=20) for ranks in (1, 2))
     assert one == two
     assert {"samples", "reconstruction", "still", "real"} <= one["oracle"]["rows"].keys()
     assert one["oracle"]["n"] == 15
+    assert one["identity"]["n"] == 3
 
 
 def test_two_ranks_report_what_one_does(generated: Path, tmp_path: Path) -> None:

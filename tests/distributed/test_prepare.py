@@ -15,7 +15,7 @@ from tessera.data import prepare, text_cache
 from tessera.data.synth.digits import write_digits
 from tessera.data.token_cache import TokenCache
 from tests.cascade import settings
-from tests.processes import check, made_once, run
+from tests.processes import check, made_once, run, start
 from tests.small import generated, pictures, small_config
 
 __all__ = ["generated", "pictures"]
@@ -30,7 +30,7 @@ def files_of(cache: Path) -> Files:
 
 
 def clip_run(workshop: Path) -> Path:
-    """A tokenizer of clips, hardly trained; two views of each of 22 clips."""
+    """A tokenizer of clips, hardly trained; two views of each of 22 clips and of their sketches."""
     path = workshop / "clips to prepare"
 
     def make() -> None:
@@ -38,9 +38,10 @@ def clip_run(workshop: Path) -> Path:
         sets = [
             "data.resolution=16", "data.frames=5", "data.start=random", "data.views=2", "tokenizer.batch_size=4",
             "tokenizer.model={kind: conv, widths: [8, 8], blocks: [1, 0], time_downsamples: 1}", "engine.device=cpu",
+            "data.sketch=edges", "base.model.sketch_window=3",
         ]  # fmt: skip
         data = str(workshop / "digits to prepare")
-        config = pipeline.resolve("phenaki", preset="tiny", data=data, steps=1, sets=sets, stage="tokenizer")
+        config = pipeline.resolve("nuwa", preset="tiny", data=data, steps=1, sets=sets, stage="tokenizer")
         pipeline.train(config, run=path, stage="tokenizer")
 
     return made_once(path, make)
@@ -100,11 +101,13 @@ slow = pytest.mark.slow
 @pytest.mark.parametrize(
     ("unprepared", "place"),
     [
-        ("pictures", 3),  # the third shard
-        ("clips", 6),  # the ids of the third shard, whose lengths are there
+        ("pictures", 3),  # the second shard
+        ("clips", 10),  # the ids of the second shard, whose sketches and lengths are there
         pytest.param("pictures", 9, marks=slow),  # samples.jsonl
         pytest.param("pictures", 10, marks=slow),  # manifest.json
-        pytest.param("clips", 5, marks=slow),  # lengths
+        pytest.param("clips", 7, marks=slow),  # lengths
+        pytest.param("clips", 8, marks=slow),  # lengths of sketches
+        pytest.param("clips", 9, marks=slow),  # sketches
         pytest.param("described", 20, marks=slow),  # in the states of captions
         pytest.param("paired", 5, marks=slow),  # the keys of the second shard, whose vectors come last
         pytest.param("paired", 25, marks=slow),  # manifest.json
@@ -135,6 +138,18 @@ def test_two_ranks_leave_the_files_of_one(unprepared: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("unprepared", ["clips"], indirect=True)
+@pytest.mark.slow
+def test_a_rank_may_take_longer_than_the_timeout_for_all_its_shards(unprepared: Path, tmp_path: Path) -> None:
+    """Three shards of four seconds, and a timeout of ten: it bounds what one batch takes."""
+    pipeline.resume(unprepared, stage="tokenizer", sets=["engine.timeout_s=10"])
+    wanted = unbroken(unprepared)
+    command = [NEVER, "data", "prepare", str(unprepared)]
+    with start(command, tmp_path, ranks=2, script=SCRIPT, SHARD_SECONDS="4") as running:
+        check(running.wait())
+    assert files_of(unprepared / "cache") == wanted
+
+
+@pytest.mark.parametrize("unprepared", ["clips"], indirect=True)
 def test_a_cache_is_read_without_what_it_was_made_of(unprepared: Path) -> None:
     (folder,) = pipeline.prepare(unprepared)["base"]
     source = pipeline.open_source(pipeline.resolve(str(unprepared / "config.yaml")))
@@ -146,3 +161,6 @@ def test_a_cache_is_read_without_what_it_was_made_of(unprepared: Path) -> None:
     assert shards.shape == (22, 2, *cache.grid)
     assert np.array_equal(cache.ids(21, 1), shards[21, 1])
     assert cache.length(21) == 3
+    sketch = cache.sketch(21, 1)
+    assert sketch is not None
+    assert (sketch[0].shape, sketch[1]) == (cache.grid, 3)

@@ -18,7 +18,7 @@ from tessera.evals import ClipMaterial, lines
 from tessera.evals.clip_run import count_codes, draw_lengths, judge_clips, subject_of, tell_story
 from tessera.evals.run import evaluate_run
 from tessera.generators.autoregressive.grid_model import GridConfig
-from tessera.recipes.clips.config import AutoregressiveBaseConfig
+from tessera.recipes.clips.config import AutoregressiveBaseConfig, MaskedBaseConfig
 from tessera.sampling.session import Session
 from tests.evals.moving_blocks import blocks
 from tests.sampling.clipmaker import ClipConfig, chunks, clip_session, colour_of, greys
@@ -77,22 +77,15 @@ def test_what_a_session_can_do(session: Session, tmp_path: Path) -> None:
     assert alone.count_codes is not None
 
 
-def test_stories_are_told_where_windows_can_go_on(session: Session) -> None:
-    """Time stride 2: a window of 3 frames holds two tokens, and the first is not there in one that goes on."""
+@pytest.mark.parametrize("base", [MaskedBaseConfig(), AutoregressiveBaseConfig(model=GridConfig(width=32, depth=1, heads=2))])
+def test_stories_are_told_where_clips_can_go_on(session: Session, base: MaskedBaseConfig | AutoregressiveBaseConfig) -> None:
+    """Time stride 2: clips of 3 frames are two tokens long, and no such clip shows what follows the second."""
     material = ClipMaterial(blocks(8, 0), blocks(8, 1), 8, "")
     for frames, tells in ((1, False), (3, False), (5, True)):
-        session.config = session.config.model_copy(update={"data": session.config.data.model_copy(update={"frames": frames})})
-        subject = subject_of(session, session.config.sample, material)
-        assert (subject.tell is not None, subject.least_scene) == (tells, 2)
-
-
-def test_token_by_token_there_are_no_windows_to_go_on(session: Session) -> None:
-    material, grid = ClipMaterial(blocks(8, 0), blocks(8, 1), 8, ""), GridConfig(width=32, depth=1, heads=2)
-    base = AutoregressiveBaseConfig(model=grid)
-    for frames, tells in ((1, False), (3, True)):
         data = session.config.data.model_copy(update={"frames": frames})
         session.config = session.config.model_copy(update={"data": data, "base": base})
-        assert (subject_of(session, session.config.sample, material).tell is not None) == tells
+        subject = subject_of(session, session.config.sample, material)
+        assert (subject.tell is not None, subject.least_scene) == (tells, 2)
 
 
 def test_a_run_is_judged_by_its_folder(session: Session, tmp_path: Path) -> None:

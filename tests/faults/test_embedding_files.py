@@ -17,6 +17,7 @@ import tessera
 from tessera.config import UserError
 from tessera.engine import loop
 from tests.cascade import KEYS, PER_SHARD, WIDTH, arguments, coloured, saved, vector, write_rows, write_tars
+from tests.data.array_makers import DAMAGED
 from tests.processes import differences
 
 Command = Callable[..., int]
@@ -150,17 +151,19 @@ FAULTS = {  # how it is written, whom it costs, what is told
     "nan in a tar": (one_array(saved(np.full(WIDTH, np.nan, np.float32))), KEYS[AT : AT + 1], "numbers that are not finite"),
     "integers in a tar": (one_array(saved(np.ones(WIDTH, np.int64))), KEYS[AT : AT + 1], "int64, expected floats"),
     "width in a tar": (one_array(saved(np.ones(WIDTH + 1, np.float32))), KEYS[AT : AT + 1], "shape (7,), expected (6,)"),
+    "header in a tar": (one_array(DAMAGED["TokenError"]), KEYS[AT : AT + 1], "its array cannot be read (('EOF in multi-line"),
     "cut tar": (cut_tar, KEYS[AT : 2 * PER_SHARD], "no *.img_emb.npy of its own in its tar: 1 (00001/000010003)"),
     "missing": (one_file(Path.unlink), SECOND, "img_emb_0001.npy is missing: 10"),
     "length": (one_file(lambda path: np.save(path, np.load(path)[:8])), SECOND, "8 rows, and a sample of its tar asks for row 9"),
     "long": (one_file(too_long), SECOND, "12 rows, and no sample of its tar asks for rows 10 to 11"),
     "dtype": (one_file(lambda path: np.save(path, np.load(path).astype(np.int32))), SECOND, "expected floats by rows: 10"),
     "nan": (one_file(not_a_number), KEYS[AT : AT + 1], f"numbers that are not finite: 1 ({KEYS[AT]})"),
+    "header": (one_file(lambda path: path.write_bytes(DAMAGED["TokenError"])), SECOND, "img_emb_0001.npy is no .npy file (('EOF"),
     "pickle": (one_file(lambda path: path.write_bytes(pickle.dumps([1.0]))), SECOND, "is no .npy file"),
 }
 
 
-COMMON = ("a key without", "cut tar", "missing", "length", "long", "nan")
+COMMON = ("a key without", "header in a tar", "cut tar", "missing", "length", "long", "nan")
 
 
 @pytest.mark.parametrize(
@@ -174,9 +177,10 @@ def test_what_is_wrong_is_named_counted_and_left_out(
     allowed: dict[str, str | int] = {"embeddings": embeddings, "data.corrupt_budget": "0.5", "upsampler1": "null"}
     assert command(*arguments(data, tmp_path / "run", allowed)) == 0
     log = (tmp_path / "run" / "log.txt").read_text()
-    assert log.count(told) == 2, "once a stage"
     gone = 6 if fault == "cut tar" else 0  # of these not even the picture is there
-    assert f"embeddings: {len(lost) - gone} of {30 - gone} samples have no embedding" in log
+    counted = f"embeddings: {len(lost) - gone} of {30 - gone} samples have no embedding"
+    assert sum(counted in line and told in line for line in log.splitlines()) == 2, "once a stage"
+    assert all(key in log for key in lost[: len(lost) - gone])
     assert not keys & set(lost)
     assert {key[:5] for key in keys} >= {"00000", "00002"}
     capsys.readouterr()
@@ -246,6 +250,17 @@ def test_nothing_but_samples_without(command: Command, tmp_path: Path, capsys: p
     changes: dict[str, str | int] = {"embeddings": f"{{kind: list, path: {tmp_path / 'e.npy'}}}", "data.corrupt_budget": 1}
     assert command(*arguments(tmp_path / "tars", tmp_path / "run", changes)) == 2
     assert "30 of 30 samples have no embedding. not among the keys listed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_matrices_in_tars_are_told_at_the_door(
+    more: tuple[str, ...], command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """States of text, say, in the place of vectors."""
+    data = write_tars(tmp_path / "tars", lambda key: saved(np.ones((77, 8), np.float32)))
+    assert command(*arguments(data, tmp_path / "run", {"embeddings": "{kind: tars}"}), *more) == 2
+    last = capsys.readouterr().err.rstrip().splitlines()[-1]
+    assert f"30 of the first 30 *.img_emb.npy of {data} are arrays of shape (77, 8); expected a vector for every picture" in last
 
 
 @pytest.mark.parametrize(("caption", "told"), [("a cat", "all captions are 'a cat'"), (None, "there is no caption")])

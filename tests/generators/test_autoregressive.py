@@ -15,9 +15,10 @@ from tessera.batches import SequenceBatch, TextStates
 from tessera.contracts import Context
 from tessera.generators.autoregressive import sample as sampling
 from tessera.generators.autoregressive.losses import AutoregressiveLossConfig, AutoregressiveLosses, digest, guess, targets_of
-from tessera.generators.autoregressive.model import LENGTHS, Autoregressive, AutoregressiveConfig, length_class
+from tessera.generators.autoregressive.model import LENGTHS, Autoregressive, AutoregressiveConfig, Layer, length_class
 from tessera.generators.autoregressive.sample import AutoregressiveSampleConfig, Known, Sampler, Writer
 from tessera.generators.autoregressive.stage import AutoregressiveStageConfig, build_nets, build_stage
+from tessera.nn.attention import CausalAttention
 from tessera.randomness import mix_tensors, uniform
 from tessera.recording import Lean
 from tessera.tokenizers.mesh.coordinates import Coordinates, FaceOrder
@@ -316,6 +317,34 @@ def test_captions_and_lengths_are_taken_away_as_often_as_asked() -> None:
     losses.turn({"generator": net}, batch_of(ids, [1] * 64, words(64)), Context(3, 0, torch.arange(64)))
     assert 0.1 < (~seen["mask"].any(1)).float().mean() < 0.4
     assert 0.3 < (seen["lengths"] == LENGTHS - 1).float().mean() < 0.7
+
+
+def test_dropout_is_of_training_alone() -> None:
+    plain, ids, text = generator(), canonical(2, 3), words(2)
+    net = Autoregressive(SMALL.model_copy(update={"dropout": 0.3}), BINS, (3, 3), TEXT)
+    net.load_state_dict(plain.state_dict())
+    wanted = plain(ids, text, anything(2))
+    assert torch.equal(plain.train()(ids, text, anything(2)), wanted), "none is asked for"
+    assert torch.equal(net.eval()(ids, text, anything(2)), wanted)
+    first, second = (net.train()(ids, text, anything(2)) for _ in range(2))
+    assert (first - wanted).abs().mean() > 0.01
+    assert (first - second).abs().mean() > 0.01
+
+
+def test_every_part_of_a_layer_is_dropped_by_itself_and_as_often_as_asked() -> None:
+    """Attention, text, sketch and feed-forward add 1, 10, 100 and 1,000, or nothing; what stays is made louder by 1 / (1 - p)."""
+    torch.manual_seed(0)
+    config = SMALL.model_copy(update={"dropout": 0.25})
+    layer = Layer(config, TEXT, CausalAttention(config.width, config.heads))
+    layer.feed_forward.forward = lambda x: torch.full_like(x, 1000)  # type: ignore[method-assign]
+    parts = [lambda x, own=own: torch.full_like(x, own) for own in (1, 10, 100)]
+    found = 0.75 * layer.along(torch.zeros(8, 64, 32), *parts).double()
+    digits = [(found / own).round() % 10 for own in (1, 10, 100, 1000)]
+    assert set(torch.stack(digits).flatten().tolist()) == {0, 1}
+    assert torch.allclose(found, sum(digit * own for digit, own in zip(digits, (1, 10, 100, 1000), strict=True)))
+    assert torch.stack(digits).mean((1, 2, 3)).tolist() == pytest.approx([0.75] * 4, abs=0.02)
+    pairs = torch.corrcoef(torch.stack(digits).flatten(1))
+    assert (pairs - torch.eye(4)).abs().max() < 0.03, "each by itself"
 
 
 def trained(batch: SequenceBatch, steps: int, **loss: float) -> Autoregressive:

@@ -161,6 +161,19 @@ def test_captions_and_numbers_of_frames_are_taken_away_as_often_as_asked() -> No
     assert (seen["told"] == LENGTHS - 1).all()
 
 
+def test_dropout_is_of_training_alone() -> None:
+    sizes = {"width": 32, "depth": 2, "heads": 2, "inner_width": 16, "inner_depth": 1, "nearby": NEAR["diagonals"]}
+    plain, ids, text = generator("diagonals"), clips(2), words(2)
+    net = GridAutoregressive(GridConfig(**sizes, dropout=0.3), VOCABULARY, GRID, TEXT)
+    net.load_state_dict(plain.state_dict())
+    wanted = plain(ids, text, anything(2))
+    assert torch.equal(plain.train()(ids, text, anything(2)), wanted), "none is asked for"
+    assert torch.equal(net.eval()(ids, text, anything(2)), wanted)
+    first, second = (net.train()(ids, text, anything(2)) for _ in range(2))
+    assert (first - wanted).abs().mean() > 0.01
+    assert (first - second).abs().mean() > 0.01
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("near", ["dilated", "whole"])
 def test_the_whole_network_is_one_graph(near: str) -> None:
@@ -207,9 +220,16 @@ def inner(grids: Tensor) -> Tensor:
     return grids[:, 1:, 1:-1, 1:-1]
 
 
-@pytest.mark.parametrize("near", [NearbyConfig(frames=2, height=3, width=3), NearbyConfig(height=3, width=3, first_whole=True)])
+@pytest.mark.parametrize(
+    "near",
+    [
+        NearbyConfig(frames=2, height=3, width=3), NearbyConfig(height=3, width=3, first_whole=True),
+        NearbyConfig(height=3, width=3, first_whole=True, first_step=2),
+    ],
+    ids=["window", "first whole", "diagonals"],
+)  # fmt: skip
 def test_all_four_directions_are_learned_alike_and_drawn(near: NearbyConfig) -> None:
-    """The second would see all three frames of a training clip, the whole first one among them: behind them frames that do not
+    """The last two would see all three frames of a training clip, the whole first one among them: behind them frames that do not
     see it would then be something new."""
     torch.manual_seed(0)
     model = GridConfig(width=64, depth=2, heads=2, inner_width=16, inner_depth=1, nearby=near)

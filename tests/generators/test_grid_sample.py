@@ -62,6 +62,18 @@ def test_a_wavefront_draws_what_one_cell_after_another_draws(near: str, codes: i
         assert torch.equal(drawn(net, text, seeds, 6, more, **options), slow), "auto"
 
 
+@pytest.mark.parametrize("near", ["window", "diagonals"])
+def test_numbers_of_frames_that_are_told_are_heard_by_both_branches(near: str) -> None:
+    """By quarters of an octave: 4 frames are class 8, 9 are class 12, and 64 is any number."""
+    net, text, seeds, classes = generator(near), words(3), torch.tensor([1, 2, 3]), torch.tensor([64, 8, 12])
+    options = {"order": "wavefront", "guidance": 2.0}
+    ids, logits = watched(net, text, seeds, 4, {"lengths": torch.tensor([0, 4, 9])}, **options)
+    none = text.without(torch.ones(3, dtype=torch.bool))
+    for branch, read in ((logits[:3], text), (logits[3:], none)):
+        torch.testing.assert_close(branch, net(ids, read, classes).detach(), rtol=0, atol=1e-5)
+    assert (logits[1:3] - net(ids, text, anything(3)).detach()[1:]).abs().mean() > 0.01
+
+
 def test_known_frames_stay_and_are_seen_and_negative_text_takes_the_place_of_none() -> None:
     net, text, seeds, known = generator(), words(2), torch.tensor([5, 6]), clips(2, 3)
     ids = drawn(net, text, seeds, 6, {"known": known})

@@ -127,7 +127,9 @@ def test_y_up_is_turned_and_nothing_is_mirrored(tmp_path: Path) -> None:
         read(tmp_path, "mesh.obj", OBJ, up="x")
 
 
-@pytest.mark.parametrize("head", ["OFF\n# none\n5 2 0", "OFF\n# one\x85two\u2028three\n5 2 0", "OFF 5 2 0", "OFF5 2 0", "COFF\n5 2 0"])
+@pytest.mark.parametrize(
+    "head", ["OFF\n# none\n5 2 0", "OFF\n# one\x85two\u2028three\n5 2 0", "OFF 5 2 0", "OFF5 2 0", "COFF\n5 2 0"]
+)
 def test_off(tmp_path: Path, head: str) -> None:
     text = head + "\n0 0 0\n1 0 0 255 0 0 255\n1 1 0\n\n0 1 0 # last\n0 0 1\n4 0 1 2 3 255 0 0\n3  0 1 4\n"
     got = read(tmp_path, "mesh.off", text, up="z")

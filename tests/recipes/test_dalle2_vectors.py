@@ -13,6 +13,7 @@ from PIL import Image
 from tessera.config import UserError
 from tessera.sampling.request import make_request
 from tessera.sampling.session import Session
+from tests.data.array_makers import DAMAGED
 from tests.recipes.test_dalle2_drawing import arrays, photo, run, session, workshop
 
 __all__ = ["photo", "run", "session", "workshop"]
@@ -60,7 +61,7 @@ def test_the_way_between_embeddings_and_pictures(session: Session, photo: Image.
 
 def test_files_that_hold_none_are_told(session: Session, tmp_path: Path) -> None:
     np.savez(tmp_path / "several.npz", a=np.ones(WIDTH))
-    for content in (b"", b"PK\x03\x04", b"nothing", (tmp_path / "several.npz").read_bytes()):
+    for content in (b"nothing", (tmp_path / "several.npz").read_bytes(), *DAMAGED.values()):
         (tmp_path / "a.npy").write_bytes(content)
         with pytest.raises(UserError, match=r"a\.npy cannot be read as an embedding"):
             session.sample("", image=tmp_path / "a.npy")

@@ -19,12 +19,16 @@ from tessera.generators.autoregressive import grid_losses
 from tessera.recipes import RECIPES
 from tessera.recipes.clips.config import AutoregressiveClipsConfig, MaskedClipsConfig
 from tessera.recipes.clips.drawing import Animator
+from tessera.rehearsal import dry_run
 from tessera.sampling.session import load
 from tests.sampling.bars import CLIPS, bar, write_bars
 
 OTHER = {"phenaki": "autoregressive", "nuwa": "masked"}
 TYPES = {"masked": MaskedClipsConfig, "autoregressive": AutoregressiveClipsConfig}
 MODELS = {"masked": "{width: 16, depth: 1, heads: 2}", "autoregressive": "{width: 16, depth: 1, heads: 2, inner_width: 16}"}
+CODES = ["base.model.width=96", "tokenizer.model.quantizer={kind: residual}"]
+SUPERRES = "superres={resolution: 64, model: {width: 32, depth: 1, heads: 16}}"
+DRAWN = ("nuwa", "phenaki", "muse", "meshgpt")
 TOKENIZERS = {
     "conv": "{widths: [8, 8, 8], blocks: [0, 0, 0], quantizer: {kind: fsq, levels: [8, 8, 8, 8, 8]}}",
     "cvivit": "{kind: cvivit, width: 16, heads: 2, patch: 4, time_patch: 4, window: 2, quantizer: {kind: residual}}",
@@ -70,6 +74,12 @@ def test_one_value_asks_for_the_other_generator(recipe: str, preset: str, tmp_pa
         ("nuwa", ["base.model.nearby.whole=true", "sample.order=wavefront"], "sees whole frames; use auto"),
         ("nuwa", ["data.frames=16"], "16 is not 1 more than a multiple of the tokenizer's time stride 4; use 13 or 17"),
         ("nuwa", ["data.resolution=34"], "34 cannot be divided"),
+        ("nuwa", ["base.model.heads=16"], r"base.model .*heads 16 of width 64 have 4 channels each.* 3 axes .* at most 8 heads"),
+        ("phenaki", ["base.model.heads=16"], r"base.model.heads 16 of base.model.width 64 .* 3 axes .* least 6; .* most 8"),
+        ("phenaki", ["base.model.heads=24", *CODES], r"base.model.heads 24 .* 4 axes take at least 8; use 12 heads at most"),
+        ("muse", ["base.model.heads=48"], r"base.model.heads 48 .* 2 axes take at least 4; use 24 heads at most, or width 192"),
+        ("muse", [SUPERRES], r"superres.model.heads 16 of superres.model.width 32 have 2 .* use 8 heads at most, or width 64"),
+        *((recipe, ["sample.temperature=1e39"], r"sample.temperature .*: found 1.0e\+39; .* and <= 1000") for recipe in DRAWN),
     ],
     ids=str,
 )
@@ -157,6 +167,61 @@ def test_sketches_of_files_are_learned_from_and_followed(tmp_path: Path, monkeyp
     assert plain.shape == (9, 16, 16, 3)
     assert not np.array_equal(plain, one)
     assert not np.array_equal(one, other)
+
+
+@pytest.mark.parametrize(("frames", "asked"), [(1, 2), (5, 6), (9, None)])
+def test_what_goes_on_from_nothing_is_refused_as_by_a_masked_generator(frames: int, asked: int | None) -> None:
+    """Of clips of one or two latent frames no frame follows one that is not the first."""
+    for kind in TYPES:
+        made = animator("nuwa", kind, "conv", f"data.frames={frames}")
+        options = made.config.sample.model_copy(update={"guidance": 1.0})
+
+        def length(*scenes: Scene, made: Animator = made, options: Any = options) -> int:
+            return len(made(Chunk([""], torch.tensor([3]), options, scenes=scenes))[0].frames)
+
+        assert length(Scene("", frames), Scene("", frames, 0)) == 2 * frames, "a cut starts anew"
+        if asked is None:
+            assert length(Scene("", frames), Scene("", 4)) == frames + 4
+            continue
+        for scenes in ([Scene("", asked)], [Scene("", 1), Scene("", asked, 0)], [Scene("", frames), Scene("", 4)]):
+            with pytest.raises(UserError, match=rf"trained on clips of {frames} frames, in which nothing .* train .*data.frames"):
+                length(*scenes)
+
+
+def test_a_clip_no_longer_than_those_of_training_is_told_how_long_it_will_be() -> None:
+    """In latent frames, by quarters of an octave: of 3, 2 and 1; what is longer hears 64. Each take hears its own."""
+    made, heard = animator("nuwa", "autoregressive", "conv"), list[int]()
+    made.nets["generator"].lengths.register_forward_hook(lambda module, given, out: heard.extend(given[0].tolist()))
+    options = made.config.sample.model_copy(update={"guidance": 1.0})
+
+    def told(*scenes: Scene) -> list[int]:
+        heard.clear()
+        made(Chunk([""], torch.tensor([3]), options, scenes=scenes))
+        return list(heard)
+
+    assert [told(Scene("", frames)) for frames in (9, 5, 1, 13)] == [[6], [4], [0], [64]]
+    assert told(Scene("a", 5), Scene("b", 4)) == [6, 6], "all of the take"
+    assert told(Scene("a", 9), Scene("b", 4)) == [64, 64]
+    assert told(Scene("a", 9), Scene("b", 5, 0)) == [6, 4]
+    made(Chunk([""], torch.tensor([3]), options.model_copy(update={"frames": 5})))
+    assert heard[-1] == 4
+
+
+def test_what_cannot_train_on_a_cpu_is_refused_before_anything_trains(tmp_path: Path) -> None:
+    write_bars(tmp_path / "data")
+    more = {"base.model": "{width: 16, depth: 1, heads: 2, inner_width: 16, nearby: {execution: blocks}}"}
+    sets = [f"{key}={value}" for key, value in (CLIPS | more).items()]
+    config = pipeline.resolve("nuwa", preset="tiny", data=str(tmp_path / "data"), steps=1, sets=sets)
+    said = r"base.model.nearby.execution blocks .* cannot train on a CPU; set base.model.nearby.execution to auto"
+    with pytest.raises(UserError, match=said):
+        dry_run(config)
+    with pytest.raises(UserError, match=said):
+        pipeline.train(config, run=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    pipeline.train(config, run=tmp_path / "run", stage="tokenizer")
+    with pytest.raises(UserError, match=said):
+        pipeline.resume(tmp_path / "run")
+    assert not (tmp_path / "run" / "base").exists()
 
 
 def test_frames_that_are_seen_whole_have_no_wavefront() -> None:

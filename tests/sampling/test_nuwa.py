@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,14 @@ import torch
 from PIL import Image
 
 from tessera import pipeline
-from tessera.batches import num_latent
+from tessera.batches import TokenBatch, num_latent, to_uint8
 from tessera.config import UserError
-from tessera.contracts import Scene
-from tessera.media.clip_files import encode_gif
+from tessera.contracts import Context, Scene
+from tessera.generators.autoregressive.grid_sample import GridSampleConfig, GridSampler, GridWriter
+from tessera.media.clip_files import encode_gif, grid_gif
 from tessera.media.clips import Clip, read_clip
+from tessera.recipes.clips import stages
+from tessera.recording import Lean
 from tessera.sampling.package import export_run
 from tessera.sampling.session import Session, load
 from tests.cli.conftest import tessera
@@ -57,6 +60,39 @@ def test_previews_show_sketches_too(run: Path) -> None:
     assert heights[0] == heights[1], "both have three rows"
 
 
+def test_previews_are_drawn_as_their_clips_are(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 9 and 4 frames, which are 5 and 3 latents, the first with two latents of a sketch and the second with none."""
+    shown: list[Sequence[Sequence[Clip]]] = []
+    monkeypatch.setattr(stages, "grid_gif", lambda rows, **more: (shown.append(rows), grid_gif(rows, **more))[1])
+    nets: Any = {**session.nets["base"], "tokenizer": session.tokenizer}
+    draw: Any = session.draw
+    text, lengths, seeds = draw.latents.prompts(nets, ["right", "left"]), torch.tensor([5, 3]), torch.arange(2)
+    ids = session.encode(bar(2, 9, 1), bar(7, 9, -1))
+    batch = TokenBatch(
+        ids=ids, text=text, valid=torch.ones(2, dtype=torch.bool), positions=seeds, keys=("a", "b"), captions=("right", "left"),
+        lengths=lengths, sketch=ids.flip(0), sketch_lengths=torch.tensor([2, 0]),
+    )  # fmt: skip
+    with torch.no_grad():
+        preview = stages.preview_base(session.config, {}, nets, batch, Context(0, 0, seeds))
+    missing = torch.arange(5) >= torch.tensor([[2], [0]])
+    sketch = ids.flip(0).masked_fill(missing[..., None, None], nets["generator"].nothing)
+
+    def wanted(**given: Any) -> list[Clip]:
+        sampler = GridSampler(GridWriter(Lean(nets["generator"]), GridSampleConfig.part_of(session.config.sample)))
+        with torch.no_grad():
+            frames = to_uint8(nets["tokenizer"].decode(torch.cat(list(sampler(text, seeds, 5, **given)), dim=1)))
+        rows = zip(frames.permute(0, 2, 3, 4, 1).numpy(), (9, 5), strict=True)
+        return [Clip(row[:length], session.config.sample.fps) for row, length in rows]
+
+    assert len(shown[0]) == 3
+    assert [[len(clip.frames) for clip in row] for row in shown[0]] == [[9, 5]] * 3
+    drawn = list(shown[0][2])
+    assert same(drawn, wanted(lengths=lengths, sketch=sketch))
+    assert not same(drawn, wanted(sketch=sketch))
+    assert not same(drawn, wanted(lengths=lengths))
+    assert preview.facts["captions"] == ["right", "left"]
+
+
 def test_files_by_contract_and_their_json_draws_them_again(tessera: Run, run: Path, session: Session, tmp_path: Path) -> None:
     Image.fromarray(bar(4, 1, 1)[0]).save(tmp_path / "strokes.png")
     ended = tessera(
@@ -84,8 +120,12 @@ def test_a_clip_depends_on_its_own_request_alone(session: Session) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"temperature": 0.0}, {"top_k": 1}, {"guidance": 1.0}, {"guidance": 5.0}, {"top_p": 0.3}, {"min_share": 0.99}]
-)
+    "options",
+    [
+        {"temperature": 0.0}, {"temperature": 1000.0}, {"top_k": 1}, {"guidance": 1.0}, {"guidance": 5.0}, {"top_p": 0.3},
+        {"min_share": 0.99},
+    ],
+)  # fmt: skip
 def test_every_option_of_the_choice_is_heard(session: Session, options: dict[str, Any]) -> None:
     assert not same(session.sample("left", options=options), session.sample("left"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -267,15 +268,41 @@ def test_a_clip_model_reads_no_more_than_its_positions(clip_folder: Path) -> Non
 def test_folders_that_hold_half_a_model(t5_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no config\.json"):
         settle(t5_config(tmp_path), [])
-    for gone in ("model.safetensors", "tokenizer.json"):
-        folder = shutil.copytree(t5_folder, tmp_path / gone)
-        (folder / gone).unlink()
-        with pytest.raises(UserError, match="cannot be read"):
-            load_frozen(t5_config(folder), CPU)
-    folder = shutil.copytree(t5_folder, tmp_path / "damaged")
+    folder = shutil.copytree(t5_folder, tmp_path / "half")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="cannot be read"):
+        load_frozen(t5_config(folder), CPU)
     (folder / "model.safetensors").write_bytes(b"no weights")
     with pytest.raises(UserError, match="cannot be read"):
         load_frozen(t5_config(folder), CPU)
+
+
+@pytest.mark.parametrize(
+    ("kind", "files"), [("t5", "tokenizer.json or spiece.model"), ("clip", "tokenizer.json, or vocab.json and merges.txt")]
+)
+def test_a_vocabulary_that_is_missing_is_never_made_up(
+    kind: str, files: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Whichever of the tokenizer's files are gone."""
+    folder = shutil.copytree(request.getfixturevalue(f"{kind}_folder"), tmp_path / "model")
+    config = (t5_config if kind == "t5" else clip_config)(folder)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match=f"cannot be read: .* and {files}"):
+        load_frozen(config, CPU)
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    told = f"model has no word pieces for its tokenizer, to which every caption would read alike; expected {files} there"
+    with pytest.raises(UserError, match=told):
+        load_frozen(config, CPU)
+
+
+def test_a_config_that_is_wrong_is_told(clip_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(clip_folder, tmp_path / "clip")
+    facts = json.loads((folder / "config.json").read_text())
+    facts["text_config"]["num_attention_heads"] = 0
+    (folder / "config.json").write_text(json.dumps(facts))
+    with pytest.raises(UserError, match=r"the text encoder at .* cannot be read: ZeroDivisionError: .*; expected a folder"):
+        load_frozen(clip_config(folder), CPU)
 
 
 def test_weights_that_are_missing_are_never_made_up(t5_folder: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from tessera.config import UserError
-from tessera.tokenizers.pair.clip import FrozenClip, load_clip
+from tessera.tokenizers.pair.clip import FrozenClip, clip_width, load_clip
 from tests.text.test_frozen import clip_folder, t5_folder
 
 transformers = pytest.importorskip("transformers")
@@ -81,3 +82,68 @@ def test_what_is_no_clip_model(t5_folder: Path, clip_folder: Path, tmp_path: Pat
     (folder / "model.safetensors").write_bytes(b"nothing")
     with pytest.raises(UserError, match="cannot be read"):
         load_clip(folder, CPU)
+
+
+def test_a_vocabulary_that_is_missing_is_never_made_up(clip_folder: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(clip_folder, tmp_path / "clip"))
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    with pytest.raises(UserError, match=r"clip has no word pieces .* expected tokenizer\.json, or vocab\.json and merges\.txt"):
+        load_clip(folder, CPU)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("[]", r"it holds \[\]"),
+        ("null", "it holds None"),
+        ("{", "Expecting property name"),
+        ('{"image_mean": 0.5}', "image_mean is 0.5"),
+        ('{"image_mean": null}', "image_mean is None"),
+        ('{"image_mean": "123"}', "image_mean is '123'"),
+        ('{"image_std": [1, 1]}', r"image_std is \[1, 1\]"),
+        ('{"image_std": [1, NaN, 1]}', r"image_std is \[1, nan, 1\]"),
+        ('{"image_std": [1, 0, 1]}', r"image_std \[1.0, 0.0, 1.0\], which is not above 0"),
+    ],
+)
+def test_pixel_facts_that_are_wrong_are_told(content: str, told: str, clip_folder: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(clip_folder, tmp_path / "clip"))
+    (folder / "preprocessor_config.json").write_text(content)
+    with pytest.raises(
+        UserError, match=rf"preprocessor_config\.json cannot be used: {told}.*; expected an object with image_mean"
+    ):
+        load_clip(folder, CPU)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"vision_config": []},
+        {"vision_config": "large"},
+        *(
+            {"vision_config": {name: value}}
+            for name, value in (("patch_size", 0), ("num_attention_heads", 0), ("image_size", "big"), ("image_size", -8))
+        ),
+        {"projection_dim": None},
+    ],
+    ids=str,
+)
+def test_a_config_that_is_wrong_is_told(change: dict[str, Any], clip_folder: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(clip_folder, tmp_path / "clip"))
+    facts = json.loads((folder / "config.json").read_text())
+    for name, value in change.items():
+        facts[name] = {**facts[name], **value} if isinstance(value, dict) else value
+    (folder / "config.json").write_text(json.dumps(facts))
+    with pytest.raises(
+        UserError, match=r"the CLIP model at .* cannot be read: \w+: .*; expected a folder that `save_pretrained`"
+    ):
+        load_clip(folder, CPU)
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "{", '{"projection_dim": null}', '{"projection_dim": 0}', '{"projection_dim": Infinity}']
+)
+def test_a_width_that_is_not_told(content: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(UserError, match=r"config\.json does not say projection_dim"):
+        clip_width(tmp_path)

@@ -18,7 +18,7 @@ from tessera.generators.masked.model import digit_sizes, join_digits, split_digi
 from tessera.nn.attention import bias_of
 from tessera.nn.nearby import Grid, NearbyAttention, NearbyConfig, Reach, Sight, Slot, View, alone, sight_of
 from tessera.nn.nearby_cross import Beside, BesideSome, CrossWindow, NearbyCross, cell_turns, seen_cells, slot_turns
-from tessera.nn.positions import rotary_turns
+from tessera.nn.positions import refuse_narrow, rotary_turns
 
 
 class GridConfig(AutoregressiveConfig):
@@ -29,6 +29,11 @@ class GridConfig(AutoregressiveConfig):
     sketch_window: int = Field(0, ge=0)
     """What each cell sees of a sketch of the clip: a square of so many cells around its own place, an odd number; 0: sketches are
     not taken."""
+
+    @model_validator(mode="after")
+    def _axes(self) -> GridConfig:
+        refuse_narrow(self.width, self.heads, len(Grid._fields))
+        return self
 
     @model_validator(mode="after")
     def _odd(self) -> GridConfig:
@@ -90,7 +95,7 @@ class GridAutoregressive(Hourglass):
 
     def most_frames(self, reach: Reach) -> int:
         """How many frames are seen at most: as in training. A first frame that is seen whole is unlike all others, so some frames
-        of training must not see it: later ones never will."""
+        of training must not see it: later ones never will. Of two the second sees it, or it would see nothing of the past."""
         frames = self.grid[0]
         return frames - 1 if reach.first and frames > 2 else frames
 

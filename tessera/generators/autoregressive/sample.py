@@ -34,7 +34,7 @@ class ChoiceConfig(Config):
 
     guidance: float = Field(2.0, ge=0, le=1000)
     """Pull towards the text: logits of the unconditional branch plus this times the difference. 1 is none, at half the cost."""
-    temperature: float = Field(1.0, ge=0)
+    temperature: float = Field(1.0, ge=0, le=1000)
     """Of the choice of tokens; 0 takes the most probable."""
     top_k: int = Field(0, ge=0)
     """Choose only among so many of the most probable tokens; 0: among all."""

@@ -18,7 +18,7 @@ from tessera.generators.diffusion.algebra import Exploding, Family, Prediction, 
 from tessera.generators.diffusion.condition import Condition
 
 LIMIT = 20.0  # of the levels of DDPM; the cosine schedule of 1,000 steps ends at -19.8
-NOISE_START = -7.0  # clean is 3 % of x there; further down it is what is left of two numbers that are nearly one, 30 times as large
+NOISE_START = -7.0  # clean is 3 % of x there; below it would be a small difference of two numbers, divided by less still
 NUM_STEPS = 1000  # that DDPM's time is divided into: the cleanest level, and the steps of the variational bound
 REACH = 5.0  # standard deviations of the trained levels: beyond them the network has seen nothing
 PIXELS_STD = 0.5  # of pictures in [-1, 1], about (Karras et al. 2022, table 1)

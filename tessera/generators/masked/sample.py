@@ -35,7 +35,7 @@ class MaskedSampleConfig(Config):
     """Pull towards the text: logits of the unconditional branch plus this times the difference. 1 is none, at half the cost."""
     guidance_ramp: bool = True
     """Rise linearly from 1 to the full guidance over the steps: early tokens stay varied."""
-    temperature: float = Field(1.0, ge=0)
+    temperature: float = Field(1.0, ge=0, le=1000)
     """Of the choice of tokens; 0 takes the most probable."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Choose only among the most probable tokens that together have this probability; of a large vocabulary, for each digit."""

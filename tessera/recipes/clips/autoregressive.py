@@ -20,7 +20,7 @@ from tessera.randomness import mix_tensors
 from tessera.recipes.captions import Prompts
 from tessera.recipes.clips.config import KIND, AutoregressiveClipSampleConfig, AutoregressiveClipsConfig
 from tessera.recipes.clips.given import given_latents
-from tessera.recipes.clips.scenes import spans_of
+from tessera.recipes.clips.scenes import goes_on, no_going_on, spans_of
 from tessera.recording import Lean
 from tessera.text.encoders import build_encoder, encode_text, text_width
 from tessera.tokenizers.video.model import VideoTokenizer
@@ -87,6 +87,8 @@ class AutoregressiveLatents:
         refuse_gaps(chunk)
         given, sketch = given_latents(chunk, self.tokenizer), self.sketch(chunk)
         lengths = [[span.latents for span in spans_of([take], stride)] for take in takes]
+        if max(map(sum, lengths)) > (most := self.config.grid[0]) and not goes_on(most):
+            raise UserError(no_going_on(self.config))
         return self.drawn(chunk, self.sampler(options), takes, lengths, given, sketch)
 
     def drawn(

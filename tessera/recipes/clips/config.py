@@ -16,6 +16,7 @@ from tessera.generators.masked.frames import FrameMaskConfig
 from tessera.generators.masked.losses import MaskedLossConfig
 from tessera.generators.masked.sample import MaskedSampleConfig
 from tessera.generators.masked.stage import MaskedStageConfig
+from tessera.nn.positions import refuse_narrow
 from tessera.nn.quantizers import ResidualConfig
 from tessera.recipes.needs import NeedsConfig
 from tessera.recipes.sizes import refuse_halvings, refuse_resolution
@@ -176,6 +177,7 @@ def refuse_sizes(config: ClipsConfig) -> None:
         )
     if not isinstance(config, MaskedClipsConfig):
         return
+    refuse_narrow(config.base.model.width, config.base.model.heads, len(config.grid), "base.model.")
     overlap, most = config.sample.overlap, largest_overlap(config)
     if overlap is not None and overlap > most:
         raise ValueError(

@@ -19,7 +19,7 @@ from tessera.generators.masked.windows import NoRoom, Piece, Window, draw_long
 from tessera.recipes.captions import Prompts
 from tessera.recipes.clips.config import MaskedClipSampleConfig, MaskedClipsConfig, largest_overlap
 from tessera.recipes.clips.given import given_latents
-from tessera.recipes.clips.scenes import latents_in, spans_of
+from tessera.recipes.clips.scenes import latents_in, no_going_on, spans_of
 from tessera.recipes.masked import TokenDrawer, draw_preview, masked_nets, token_loss
 from tessera.tokenizers.video.model import VideoTokenizer
 
@@ -101,10 +101,7 @@ class MaskedLatents:
         most, frames = largest_overlap(self.config), self.config.data.frames
         if most:
             return f"an overlap leaves no room for new frames in a window of {frames}; use at most {most}: sample.overlap, scenes"
-        return (
-            f"this model was trained on clips of {frames} frames, in which nothing can go on from anything; ask for at most so "
-            f"many at a time (a scene with overlap 0 starts anew), or train with more: data.frames"
-        )
+        return no_going_on(self.config)
 
     def loss(self, batches: Iterable[TokenBatch]) -> dict[str, float]:
         """Cross-entropy of hidden tokens, in nats, and the share right."""

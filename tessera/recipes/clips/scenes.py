@@ -48,6 +48,20 @@ def spans_of(takes: Sequence[Sequence[Scene]], time_stride: int) -> list[Span]:
     return spans
 
 
+def goes_on(latents: int) -> bool:
+    """Whether more can be drawn than a training clip's latents. The first is unlike all others, so two of them do not teach what
+    follows one that is not the first."""
+    return latents > 2
+
+
+def no_going_on(config: ClipsConfig) -> str:
+    """What to say where a longer one is asked for, and cannot be drawn."""
+    return (
+        f"this model was trained on clips of {config.data.frames} frames, in which nothing can go on from anything; ask for at "
+        f"most so many at a time (a scene with overlap 0 starts anew), or train with more: data.frames"
+    )
+
+
 def latents_in(frames: int, time_stride: int) -> int:
     """So many frames at a clip's end, in whole latents."""
     return -(-frames // time_stride)

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tessera.batches import TokenBatch, VideoBatch, num_frames, to_uint8
@@ -24,10 +25,11 @@ from tessera.media.clip_facts import DEFAULT_FPS
 from tessera.media.clip_files import frame_sheet, grid_gif
 from tessera.media.clips import Clip
 from tessera.media.images import encode_png
+from tessera.nn.nearby import refuse_untrainable
 from tessera.nn.perceptual import load_vgg16
 from tessera.nn.similarity import psnr
 from tessera.recipes.captions import settle_captions, training_text
-from tessera.recipes.clips.config import ClipsConfig, refuse_sizes
+from tessera.recipes.clips.config import AutoregressiveClipsConfig, ClipsConfig, refuse_sizes
 from tessera.recipes.clips.drawing import generator_of
 from tessera.recipes.generator import encode_exactly, facts_of, generator_step
 from tessera.tokenizers.image.model import ImageTokenizerConfig
@@ -152,7 +154,14 @@ def base_step(config: ClipsConfig) -> Train:
         return TokenLoader(feed, TokenCache(tokens), training_text(config.text, feed))
 
     made, preview = generator_of(config), partial(preview_base, config)
-    return generator_step("base", config.base, config.text, made.nets, made.stage, feed, preview, {"tokenizer": "tokenizer"})
+    step = generator_step("base", config.base, config.text, made.nets, made.stage, feed, preview, {"tokenizer": "tokenizer"})
+    return replace(step, fits=partial(refuse_device, config))
+
+
+def refuse_device(config: ClipsConfig, device: torch.device) -> None:
+    """One that the generator cannot train on."""
+    if isinstance(config, AutoregressiveClipsConfig):
+        refuse_untrainable(config.base.model.nearby.execution, device)
 
 
 def preview_base(config: ClipsConfig, raw: Nets, averaged: Nets, batch: TokenBatch, context: Context) -> Preview:

@@ -35,7 +35,7 @@ class MeshSampleConfig(AutoregressiveSampleConfig):
 
     guidance: float = Field(1.5, ge=0, le=1000)
     """Pull towards the text: logits of the unconditional branch plus this times the difference. 1 is none, at half the cost."""
-    temperature: float = Field(0.5, ge=0)
+    temperature: float = Field(0.5, ge=0, le=1000)
     """Of the choice of tokens; 0 takes the most probable. One wrong corner spoils a mesh, so well below 1."""
     faces: int = Field(0, ge=0, le=100_000)
     """Faces to ask for, about so many: triangles, or quads where the tokenizer has these; 0 leaves it to the caption."""

@@ -10,6 +10,7 @@ from tessera.config import Config, EngineConfig, EvaluateConfig, ImageDataConfig
 from tessera.generators.masked.model import MaskedConfig
 from tessera.generators.masked.sample import MaskedSampleConfig
 from tessera.generators.masked.stage import MaskedStageConfig
+from tessera.nn.positions import refuse_narrow
 from tessera.nn.quantizers import FSQConfig, ResidualConfig
 from tessera.recipes.needs import NeedsConfig
 from tessera.recipes.sizes import refuse_halvings, refuse_other_proportions, refuse_resolution
@@ -92,6 +93,7 @@ class MuseConfig(Config):
         refuse_resolution(self.data, self.tokenizer.model.stride)
         if (critic := self.tokenizer.critic) is not None:
             refuse_halvings(critic.widths, min(self.data.size), "picture")
+        refuse_narrow(self.base.model.width, self.base.model.heads, len(grid_of(self.tokenizer.model, self.data)), "base.model.")
         return self
 
     @model_validator(mode="after")
@@ -110,6 +112,8 @@ class MuseConfig(Config):
                 f"superres.resolution {fine} makes pictures {width} pixels wide, which cannot be divided by the tokenizer's "
                 f"stride {stride}; use {2 * self.data.resolution}"
             )
+        model, axes = self.superres.model, len(grid_of(self.fine_tokenizer, self.data))
+        refuse_narrow(model.width, model.heads, axes, "superres.model.")
         return self
 
     @property

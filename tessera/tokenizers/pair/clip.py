@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +17,16 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from safetensors import SafetensorError
 from torch import Tensor
 
 from tessera.config import Config, UserError
-from tessera.text.frozen import quiet
+from tessera.text.frozen import TOKENIZER_FILES, explained, quiet, refuse_made_up
 
 MEAN, DEVIATION = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # of OpenAI's models, RGB in [0, 1]
-EXPECTED = "expected a folder that `save_pretrained` wrote, with config.json, weights, tokenizer and preprocessor_config.json"
+EXPECTED = (
+    "expected a folder that `save_pretrained` wrote, with config.json, weights, preprocessor_config.json and "
+    + TOKENIZER_FILES["clip"]
+)
 
 
 class ClipConfig(Config):
@@ -80,30 +83,30 @@ def load_clip(path: Path | str, device: torch.device) -> FrozenClip:
         raise UserError(f"{path} has no config.json; {EXPECTED}")
     if importlib.util.find_spec("transformers") is None:
         raise UserError("a CLIP model needs the package transformers, which is missing; pip install 'tessera-gen[text]'")
-    try:
-        with quiet():
-            import transformers
+    mean, deviation = _pixel_facts(folder)
+    with quiet(), explained(f"the CLIP model at {path}", EXPECTED):
+        import transformers
 
-            facts = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-            if facts.model_type != "clip":
-                raise UserError(f"{path} is a {facts.model_type!r} model, expected one with both towers of CLIP; {EXPECTED}")
-            loaded: Any = transformers.CLIPModel.from_pretrained(
-                folder, local_files_only=True, dtype=torch.float32, output_loading_info=True
-            )
-            model, report = loaded
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        mean, deviation = _pixel_facts(folder)
-    except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"the CLIP model at {path} cannot be read: {' '.join(str(error).split())[:300]}; {EXPECTED}") from None
+        facts = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        if facts.model_type != "clip":
+            raise UserError(f"{path} is a {facts.model_type!r} model, expected one with both towers of CLIP; {EXPECTED}")
+        loaded: Any = transformers.CLIPModel.from_pretrained(
+            folder, local_files_only=True, dtype=torch.float32, output_loading_info=True
+        )
+        model, report = loaded
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        resolution, width = int(facts.vision_config.image_size), int(facts.projection_dim)
+        if resolution < 1:
+            raise ValueError(f"vision_config.image_size is {resolution}")
     if lacking := sorted([*report["missing_keys"], *map(str, report["mismatched_keys"])]):
         raise UserError(f"{path} lacks {len(lacking)} weights of the model ({', '.join(lacking[:3])}); expected a whole one")
+    refuse_made_up(tokenizer, path, "clip")
     tokenizer.padding_side = tokenizer.truncation_side = "right"
-    resolution = int(facts.vision_config.image_size)
     found = hashlib.sha256(repr([resolution, mean, deviation]).encode())
     for name, tensor in sorted(model.state_dict().items()):
         found.update(f"{name} {tuple(tensor.shape)}".encode() + tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return FrozenClip(
-        int(facts.projection_dim), resolution, found.hexdigest(), model.requires_grad_(False).eval().to(device), tokenizer,
+        width, resolution, found.hexdigest(), model.requires_grad_(False).eval().to(device), tokenizer,
         torch.tensor(mean).view(3, 1, 1), torch.tensor(deviation).view(3, 1, 1),
     )  # fmt: skip
 
@@ -114,17 +117,36 @@ def clip_width(path: Path | str) -> int:
     if not file.is_file():
         raise UserError(f"{path} has no config.json; {EXPECTED}")
     try:
-        return int(json.loads(file.read_text(encoding="utf8"))["projection_dim"])
-    except (ValueError, KeyError, TypeError) as error:
+        width = int(json.loads(file.read_text(encoding="utf8"))["projection_dim"])
+        if width < 1:
+            raise ValueError(f"{width} channels")
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise UserError(f"{file} does not say projection_dim ({type(error).__name__}); {EXPECTED}") from None
+    return width
 
 
 def _pixel_facts(folder: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and deviation of the pixels that the model was trained on."""
     path = folder / "preprocessor_config.json"
-    facts = json.loads(path.read_text(encoding="utf8")) if path.is_file() else {}
-    mean = tuple(map(float, facts.get("image_mean", MEAN)))
-    deviation = tuple(map(float, facts.get("image_std", DEVIATION)))
-    if len(mean) != 3 or len(deviation) != 3 or min(deviation) <= 0:
-        raise ValueError(f"{path.name} has image_mean {mean} and image_std {deviation}; expected three numbers each")
+    try:
+        facts = json.loads(path.read_text(encoding="utf8")) if path.is_file() else {}
+        mean, deviation = (_three_numbers(facts, name, usual) for name, usual in (("image_mean", MEAN), ("image_std", DEVIATION)))
+        if min(deviation) <= 0:
+            raise ValueError(f"image_std {list(deviation)}, which is not above 0")
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(
+            f"{path} cannot be used: {error}; expected an object with image_mean and image_std, three numbers each, as the model "
+            "was trained with"
+        ) from None
     return mean, deviation
+
+
+def _three_numbers(facts: Any, name: str, usual: tuple[float, ...]) -> tuple[float, ...]:
+    """One for each channel; ValueError says what is there instead."""
+    if not isinstance(facts, dict):
+        raise ValueError(f"it holds {facts!r:.60}")
+    found = facts.get(name, usual)
+    numbers = isinstance(found, (list, tuple)) and all(isinstance(value, (int, float)) for value in found)
+    if not numbers or len(found) != 3 or not all(map(math.isfinite, found)):
+        raise ValueError(f"{name} is {found!r:.60}")
+    return tuple(map(float, found))
