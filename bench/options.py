@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import yaml
 from draw import LOADERS
 
@@ -30,7 +31,7 @@ CHUNK = 64
 OWN = "as-it-is"
 Judge = Callable[[Any, Sequence[Any], Sequence[str]], Any]  # material, what was made, captions -> a tally
 JUDGES: dict[str, Judge] = {
-    "picture": lambda material, made, captions: oracle.tally(made, captions),
+    "picture": lambda material, made, captions: oracle.tally(map(np.asarray, made), captions),
     "clip": lambda material, made, captions: clip_oracle.tally([clip.frames for clip in made], captions, material.oracle),
     "mesh": lambda material, made, captions: oracle.tally(made, captions, furniture_oracle.score),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from tessera.config import MeshDataConfig, VideoDataConfig
 from tessera.data.synth.digits import write_digits
@@ -41,7 +43,8 @@ def test_each_try_is_drawn_with_its_options_and_judged(
     def draw_rows(self: Session, rows: list[tuple[str, int]], request: Request) -> list[Any]:
         asked.append(rows)
         wanted.append((request.options.chunk, request.options.guidance, request.options.sampler))
-        return list(real.pictures if request.options.guidance == 2 else real.pictures[::-1])
+        made = real.pictures if request.options.guidance == 2 else real.pictures[::-1]
+        return [Image.fromarray(picture) for picture in made]  # as a session hands them out
 
     monkeypatch.setattr(Session, "draw_rows", draw_rows)
     monkeypatch.setattr(sys, "argv", ["options.py", str(run), "--n", "4", "--tries", "as-it-is", "guidance=2,sampler=heun"])
@@ -55,6 +58,16 @@ def test_each_try_is_drawn_with_its_options_and_judged(
     assert "joint 100.0%" in other
     assert own.startswith("as-it-is ")
     assert "joint 100.0%" not in own
+
+
+def test_what_a_session_draws_is_judged(
+    run: Path, options: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["options.py", str(run), "--n", "2", "--tries", "steps=2"])
+    options.main()
+    first, tried = capsys.readouterr().out.splitlines()
+    assert first == "2 held-out captions"
+    assert re.match(r"steps=2 .* joint \d", tried)
 
 
 @dataclass(frozen=True)
