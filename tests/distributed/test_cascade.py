@@ -98,8 +98,8 @@ def test_resumed_on_another_number_of_ranks(kind: str, ranks: int, workshop: Pat
         assert len(set(epoch)) == len(epoch), "every sample once, before any comes again"
 
 
-@slow
 @pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.slow
 def test_killed_while_two_ranks_embed_the_pictures(ranks: int, workshop: Path, shapes: Path, tmp_path: Path) -> None:
     alone, path = trained(workshop, shapes, 1), tmp_path / "run"
     ended = run(["half an array", *arguments(shapes, path)], tmp_path, ranks=2, script=DIE)
