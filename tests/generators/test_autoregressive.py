@@ -116,13 +116,15 @@ def test_loss_and_bits_are_those_of_a_sum_by_hand() -> None:
 
 
 def test_sampling_with_kept_keys_is_sampling_from_the_whole_network() -> None:
-    """Without keys and values of earlier groups: the whole forward pass for every token, and the constraint by hand."""
-    net, text, seeds = generator(), words(2), torch.tensor([5, 6])
+    """Without keys and values of earlier groups: the whole forward pass for every token, and the constraint by hand. Texts are
+    four words long, one, and none; alone they have no padding."""
+    net, text, seeds, sizes = generator(), words(3), torch.tensor([5, 6, 7]), (4, 1, 0)
+    text = replace(text, mask=torch.arange(4) < torch.tensor(sizes)[:, None])
     config = AutoregressiveSampleConfig(guidance=1.0, temperature=0)
     found, lengths = Sampler(Writer(Lean(net), config, Coordinates(BINS).constraint))(text, seeds, 10)
     order = FaceOrder(BINS)
-    for row in range(2):
-        alone = TextStates(text.states[row : row + 1], text.mask[row : row + 1], text.pooled[row : row + 1])
+    for row, size in enumerate(sizes):
+        alone = TextStates(text.states[[row], :size], text.mask[[row], :size], text.pooled[[row]])
         ids = torch.zeros(1, 0, 9, dtype=torch.long)
         state, allowed = order.init(1, torch.device("cpu"))
         while ids.shape[1] < 10:
