@@ -115,6 +115,17 @@ def test_loss_and_bits_are_those_of_a_sum_by_hand() -> None:
     assert wanted.counts.sum((1, 2)).tolist() == [28, 10]
 
 
+def test_a_sample_that_does_not_count_counts_nowhere() -> None:
+    net, ids, text = generator(), canonical(3, 4), words(3)
+    batch = batch_of(ids, [3, 4, 1], text)
+    found = guess({"generator": net}, replace(batch, valid=torch.tensor([True, False, True])), text, anything(3))
+    kept = guess({"generator": net}, batch_of(ids[[0, 2]], [3, 1], rows_of(text, [0, 2])), rows_of(text, [0, 2]), anything(2))
+    assert found.weight == kept.weight == 9 * 4 + 2
+    torch.testing.assert_close(found.total, kept.total)
+    assert found.parts["right"] == kept.parts["right"]
+    assert digest(found.stats) == pytest.approx(digest(kept.stats))
+
+
 def test_sampling_with_kept_keys_is_sampling_from_the_whole_network() -> None:
     """Without keys and values of earlier groups: the whole forward pass for every token, and the constraint by hand. Texts are
     four words long, one, and none; alone they have no padding."""
