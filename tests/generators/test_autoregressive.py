@@ -117,13 +117,27 @@ def test_loss_and_bits_are_those_of_a_sum_by_hand() -> None:
 
 def test_a_sample_that_does_not_count_counts_nowhere() -> None:
     net, ids, text = generator(), canonical(3, 4), words(3)
-    batch = batch_of(ids, [3, 4, 1], text)
-    found = guess({"generator": net}, replace(batch, valid=torch.tensor([True, False, True])), text, anything(3))
-    kept = guess({"generator": net}, batch_of(ids[[0, 2]], [3, 1], rows_of(text, [0, 2])), rows_of(text, [0, 2]), anything(2))
+    batch, few = batch_of(ids, [3, 4, 1], text), batch_of(ids[[0, 2]], [3, 1], rows_of(text, [0, 2]))
+    found = guess({"generator": net}, replace(batch, valid=torch.tensor([True, False, True])), text, batch.lengths)
+    kept = guess({"generator": net}, few, few.text, few.lengths)
     assert found.weight == kept.weight == 9 * 4 + 2
     torch.testing.assert_close(found.total, kept.total)
     assert found.parts["right"] == kept.parts["right"]
     assert digest(found.stats) == pytest.approx(digest(kept.stats))
+
+
+def test_validation_tells_captions_and_no_lengths() -> None:
+    nets, text = {"generator": generator()}, words(2)
+    batch = batch_of(canonical(2, 4), [2, 4], text)
+    found = AutoregressiveLosses(AutoregressiveLossConfig(text_dropout_prob=1)).measure(
+        nets, batch, Context(0, 0, batch.positions)
+    )
+    assert torch.equal(found.total, guess(nets, batch, text, torch.tensor([0, 0])).total)
+    for others in (
+        guess(nets, batch, text, batch.lengths),
+        guess(nets, batch, text.without(torch.ones(2, dtype=torch.bool)), 0 * batch.lengths),
+    ):
+        assert found.total != others.total
 
 
 def test_sampling_with_kept_keys_is_sampling_from_the_whole_network() -> None:
