@@ -158,8 +158,8 @@ def test_a_mesh_depends_on_its_own_request_alone(session: Session, options: dict
 
 
 def test_no_more_rows_are_drawn_than_are_asked_for(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, rows = Writer.step_once, list[int]()
-    monkeypatch.setattr(Writer, "step_once", lambda self, setup, state: rows.append(len(state.ended)) or plain(self, setup, state))
+    step, rows = Writer.step_once, list[int]()
+    monkeypatch.setattr(Writer, "step_once", lambda *parts: rows.append(len(parts[2].ended)) or step(*parts))
     for num, leave, expected in ((1, True, 1), (2, True, 2), (3, True, 4), (2, False, 4)):
         rows.clear()
         session.sample("a chair", num, options={"leave": leave})
