@@ -53,7 +53,8 @@ def write_embeddings(feed: Feed, encode: Callable[[Tensor], Tensor], fingerprint
     plan = TokenPlan(fingerprint, 1, resolution, 1)
     views = picture_views(feed, plan)
     feed.uses(folder)
-    drop_shards(feed, folder, lambda shard: is_spoilt(feed, folder, shard, views))
+    lasts = [array_path(folder, shard) for shard in range(num_shards(len(feed.source)))]
+    drop_shards(feed, lasts, lambda shard: is_spoilt(feed, folder, shard, views))
     shards = missing_shards(folder, len(feed.source))
     finished = (folder / "manifest.json").is_file()
     feed.wait()  # or a rank would see what another has just written

@@ -7,7 +7,8 @@
       manifest.json                           written last: a cache without one is not finished, and is gone on with
 
 It is keyed by the files themselves and the options that decide what can be used. Ranks share the work by shards; every file is
-written beside its place and renamed, so whatever ends the work, what is there is whole.
+written beside its place and renamed, so whatever ends the work, what is there is whole. What could not be read is tried again
+whenever the cache is asked for: a disk that was away, or trimesh that was not installed, leaves no trace.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torch.utils.data import Dataset
 from tessera.config import MeshDataConfig, UserError
 from tessera.data.loader import Feed, end_workers, make_dataloader
 from tessera.data.mesh_sources import TooManyFaces, refusal, standard
-from tessera.data.prepare import stamp
+from tessera.data.prepare import drop_shards, read_faults, stamp
 from tessera.data.sources import Source
 from tessera.files import replace_json, sweep_halves, sync_folder, write_array
 from tessera.media.meshes import Mesh, UnreadableMesh
@@ -52,11 +53,14 @@ def write_meshes(feed: Feed) -> Path:
     """Makes what is missing of a cache."""
     folder, num_samples = mesh_cache_folder(feed.caches, feed.source, feed.config), len(feed.source)
     feed.uses(folder)
-    shards = [shard for shard in range(-(-num_samples // SHARD_SAMPLES)) if not part_path(folder, shard, "starts").exists()]
+    lasts = [part_path(folder, shard, "starts") for shard in range(-(-num_samples // SHARD_SAMPLES))]
+    drop_shards(feed, lasts, lambda shard: is_spoilt(feed, folder, shard))
+    shards = [shard for shard, last in enumerate(lasts) if not last.exists()]
     if not shards and (folder / "manifest.json").is_file():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     if feed.cut.rank == 0:
+        (folder / "manifest.json").unlink(missing_ok=True)  # it has the faults of shards that are made anew
         sweep_halves(folder)
     feed.wait()  # or a rank would count what another has just written
     feed.say(f"cache: {num_samples:,} meshes are read and cleaned, in {folder}")
@@ -70,6 +74,16 @@ def write_meshes(feed: Feed) -> Path:
         _finish(feed, folder)
     feed.wait()
     return folder
+
+
+def is_spoilt(feed: Feed, folder: Path, shard: int) -> bool:
+    """Whether a part of a shard is lost, or a mesh of it that could not be read can be read now."""
+    listed, meshes = read_faults(folder / f"{shard:05d}.json") or {}, StandardMeshes(feed.source, feed.config)
+    if not {"faults", "too_large"} <= listed.keys() or not all(part_path(folder, shard, part).exists() for part in _PARTS):
+        return True
+    faults = listed["faults"]
+    tried = range(shard * SHARD_SAMPLES, min((shard + 1) * SHARD_SAMPLES, len(feed.source))) if faults else ()
+    return any(not meshes[index].fault for index in tried if feed.source.key(index) in faults)
 
 
 def part_path(folder: Path, shard: int, part: str) -> Path:

@@ -78,7 +78,7 @@ def refuse_unread(source: Source, config: MeshDataConfig, cache: MeshCache) -> N
         raise UserError(
             f"{len(cache.faults)} of {len(source)} meshes cannot be used, more than data.corrupt_budget="
             f"{config.corrupt_budget:g} allows: {'; '.join(list(cache.faults.values())[:3])}. `tessera data check` lists every "
-            f"such file: repair or remove it, or raise data.corrupt_budget"
+            f"such file: repair or remove it, or raise data.corrupt_budget; each start tries them again"
         )
     if not cache.num_faces.any():
         raise UserError(

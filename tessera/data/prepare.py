@@ -109,7 +109,8 @@ def write_tokens(feed: Feed, plan: TokenPlan, encode: Callable[[Tensor], Tensor]
     ids b ...; `views` are those of clips."""
     folder, main, seen = cache_folder(feed, plan), feed.cut.rank == 0, views or picture_views(feed, plan)
     feed.uses(folder)
-    drop_shards(feed, folder, lambda shard: is_spoilt(feed, folder, shard, plan, seen))
+    lasts = [shard_path(folder, shard) for shard in range(num_shards(len(feed.source)))]
+    drop_shards(feed, lasts, lambda shard: is_spoilt(feed, folder, shard, plan, seen))
     if main:
         if missing_shards(folder, len(feed.source)):
             (folder / "manifest.json").unlink(missing_ok=True)  # it has the faults of shards that are made anew
@@ -169,14 +170,14 @@ def borrow_shard(theirs: Path, folder: Path, shard: int, plan: TokenPlan, num_sa
     return True
 
 
-def drop_shards(feed: Feed, folder: Path, spoilt: Callable[[int], bool]) -> None:
-    """Takes the ids of spoilt shards away, so that these are made anew. Each rank looks at a share, and all meet after each."""
-    total = num_shards(len(feed.source))
-    for first in range(0, total, feed.cut.world_size):
+def drop_shards(feed: Feed, lasts: Sequence[Path], spoilt: Callable[[int], bool]) -> None:
+    """Takes away what is written last of spoilt shards, `lasts` of all, so that these are made anew. Each rank looks at a share,
+    and all meet after each."""
+    for first in range(0, len(lasts), feed.cut.world_size):
         feed.check()
         shard = first + feed.cut.rank
-        if shard < total and spoilt(shard):
-            shard_path(folder, shard).unlink(missing_ok=True)
+        if shard < len(lasts) and spoilt(shard):
+            lasts[shard].unlink(missing_ok=True)
         feed.wait()
 
 
@@ -194,7 +195,7 @@ def readable_again(source: Source, views: Dataset[Viewed], shard: int, faults: C
     return any(not views[index].fault for index in tried if source.key(index) in faults)
 
 
-def read_faults(path: Path) -> dict[str, str] | None:
+def read_faults(path: Path) -> dict[str, Any] | None:
     """What could not be read of a shard; None where the list of it is lost or damaged."""
     try:
         found = json.loads(path.read_text(encoding="utf8"))

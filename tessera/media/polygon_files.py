@@ -7,6 +7,7 @@ becomes one of 4 (5.2). Our tests hold the two against each other. What is wrong
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,12 +26,15 @@ class Polygons:
     objects: int
 
 
+_CONTINUED = re.compile(rb"^([^#\r\n]*)\\\r?\n", re.MULTILINE)  # by the next line; a comment is not, whose last folder ends so
+
+
 def parse_obj(content: bytes) -> Polygons:
     """Wavefront. An index may count back from the last vertex; objects are the `o` that have faces."""
     vertices: list[list[float]] = []
     faces: list[list[int]] = []
     objects, current = set(), 0
-    for number, line in enumerate(_lines(content.replace(b"\\\r\n", b" ").replace(b"\\\n", b" ")), 1):
+    for number, line in enumerate(_lines(_CONTINUED.sub(rb"\1 ", content)), 1):
         words = line.split("#", 1)[0].split()
         if not words:
             continue

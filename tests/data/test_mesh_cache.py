@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from tessera.config import MeshDataConfig, UserError
-from tessera.data import mesh_cache
+from tessera.data import mesh_cache, mesh_sources
 from tessera.data.canonical import standardise
 from tessera.data.loader import Feed
 from tessera.data.mesh_cache import MeshCache, mesh_cache_folder, write_meshes
@@ -23,6 +24,7 @@ from tessera.data.mesh_sources import MeshFolder, as_mesh_source
 from tessera.data.meshes import MeshLoader
 from tessera.data.order import Cut
 from tessera.data.sources import Source
+from tessera.media.meshes import Reading, TrimeshMissing, UnreadableMesh
 from tessera.text.encoders import NoTextReader
 from tests.data.mesh_makers import fan, write_fans
 
@@ -89,16 +91,15 @@ def test_what_was_left_undone_is_gone_on_with(data: Path, tmp_path: Path) -> Non
     class Interrupted(Exception):
         pass
 
-    feed, calls = feed_of(data, tmp_path / "cache"), []
+    feed = feed_of(data, tmp_path / "cache")
+    folder = folder_of(feed)
 
     def check() -> None:
-        calls.append(0)
-        if len(calls) == 2:
+        if (folder / "00000-starts.npy").exists():
             raise Interrupted
 
     with pytest.raises(Interrupted):
         write_meshes(replace(feed, check=check))
-    folder = folder_of(feed)
     with pytest.raises(UserError, match="no finished mesh cache"):
         MeshCache(folder)
     first = (folder / "00000-vertices.npy").stat().st_mtime_ns
@@ -109,19 +110,105 @@ def test_what_was_left_undone_is_gone_on_with(data: Path, tmp_path: Path) -> Non
 
 def test_ranks_share_the_work_and_make_the_same_files(data: Path, tmp_path: Path) -> None:
     alone = write_meshes(feed_of(data, tmp_path / "alone"))
-    barrier, met = threading.Barrier(2, lambda: met.append(len(list((tmp_path / "both").rglob("*-starts.npy"))))), [0]
+    met = [0]
+    both = of_two_ranks(data, tmp_path / "both", lambda: met.append(len(list((tmp_path / "both").rglob("*-starts.npy")))))
+    assert max(after - before for before, after in pairwise(met)) <= 2, "they meet after each shard"
+    assert bytes_of(both) == bytes_of(alone)
+
+
+def test_ranks_meet_within_a_shard(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    met: list[int] = []
+    of_two_ranks(data, tmp_path / "whole", lambda: met.append(0))
+    usual = len(met)
+    monkeypatch.setattr(mesh_cache, "CHUNK_MESHES", 1)
+    of_two_ranks(data, tmp_path / "one by one", lambda: met.append(0))
+    assert len(met) - usual == usual + 2 * (4 - 1), "of two shards a rank, four meshes each"
+
+
+def of_two_ranks(data: Path, caches: Path, meet: Callable[[], None] = lambda: None) -> Path:
+    """Makes a cache; `meet` is called whenever both have arrived."""
+    barrier = threading.Barrier(2, meet)
     feeds = [
-        replace(feed_of(data, tmp_path / "both", cut=Cut(4, None, rank, 2)), wait=lambda: barrier.wait(20) and None)
-        for rank in range(2)
+        replace(feed_of(data, caches, cut=Cut(4, None, rank, 2)), wait=lambda: barrier.wait(20) and None) for rank in range(2)
     ]
     threads = [threading.Thread(target=write_meshes, args=(feed,)) for feed in feeds]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert max(after - before for before, after in pairwise(met)) <= 2, "they meet after each shard, and within"
-    both = folder_of(feeds[0])
-    assert {path.name: path.read_bytes() for path in both.iterdir()} == {path.name: path.read_bytes() for path in alone.iterdir()}
+    return folder_of(feeds[0])
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def away(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Names of files that cannot be read now, one by the disk and one for lack of trimesh."""
+    names, read = set[str](), mesh_sources.read_mesh
+
+    def reads(path: Path, up: str = "y") -> Reading:
+        if path.name in names:
+            raise TrimeshMissing("needs trimesh") if path.name == "mesh-006.obj" else UnreadableMesh(path, "no such device")
+        return read(path, up)
+
+    monkeypatch.setattr(mesh_sources, "read_mesh", reads)
+    return names
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_what_could_not_be_read_once_is_tried_again(num_ranks: int, away: set[str], data: Path, tmp_path: Path) -> None:
+    """And what stays as it is, damaged or too large, keeps its shard."""
+    (data / "mesh-000.obj").write_text("this is not a mesh")
+    whole = bytes_of(write_meshes(feed_of(data, tmp_path / "whole")))
+    away |= {"mesh-002.obj", "mesh-006.obj"}
+    feed = feed_of(data, tmp_path / "cache")
+    folder = write_meshes(feed)
+    left_out, written = bytes_of(folder), (folder / "00000-starts.npy").stat().st_mtime_ns
+    assert sorted(MeshCache(folder).faults) == ["mesh-000", "mesh-002", "mesh-006"]
+    with pytest.raises(UserError, match=r"3 of 10 meshes cannot be used.*; each start tries them again"):
+        MeshLoader(feed, MeshCache(folder), NoTextReader())
+
+    def again() -> None:
+        write_meshes(feed) if num_ranks == 1 else of_two_ranks(data, tmp_path / "cache")
+
+    again()
+    assert bytes_of(folder) == left_out
+    away.remove("mesh-006.obj")
+    again()
+    assert sorted(MeshCache(folder).faults) == ["mesh-000", "mesh-002"]
+    assert (folder / "00000-starts.npy").stat().st_mtime_ns == written, "of this shard nothing can be read yet"
+    away.clear()
+    again()
+    assert bytes_of(folder) == whole
+
+
+def test_a_kill_while_a_shard_is_made_again_forgets_no_fault(away: set[str], data: Path, tmp_path: Path) -> None:
+    whole, feed = bytes_of(write_meshes(feed_of(data, tmp_path / "whole"))), feed_of(data, tmp_path / "cache")
+    away |= {"mesh-002.obj", "mesh-006.obj"}
+    folder = write_meshes(feed)
+    away.clear()
+
+    def die(line: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_meshes(replace(feed, show=die))
+    assert (folder / "00000-starts.npy").exists()
+    assert bytes_of(write_meshes(feed)) == whole
+
+
+@pytest.mark.parametrize("lost", ["00001.json", "00001-faces.npy"])
+def test_a_shard_of_which_a_part_is_lost_is_made_anew(lost: str, data: Path, tmp_path: Path) -> None:
+    feed = feed_of(data, tmp_path / "cache")
+    folder = write_meshes(feed)
+    whole = bytes_of(folder)
+    (folder / lost).unlink()
+    assert bytes_of(write_meshes(feed)) == whole
+    if lost.endswith(".json"):
+        (folder / lost).write_text("{}")
+        assert bytes_of(write_meshes(feed)) == whole
 
 
 def test_what_cannot_be_used_is_told_apart(data: Path, tmp_path: Path) -> None:

@@ -268,6 +268,8 @@ def test_draws_differ_by_epoch_and_validation_is_fixed(feed: Feed) -> None:
     assert len(one) == 2
     assert all(map(same, one, two))
     assert sum(int(batch.valid.sum()) for batch in one) == 10
+    keys = [key for batch in one for key, valid in zip(batch.keys, batch.valid.tolist(), strict=True) if valid]
+    assert sorted(keys) == sorted(feed.source.key(int(index)) for index in made.held_out[:10]), "each once"
     counts = [int(number) for batch in one for number in batch.num_faces[batch.valid]]
     assert counts == sorted(counts)
     assert same(made.preview(), made.preview())

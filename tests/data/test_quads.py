@@ -75,6 +75,12 @@ def test_others_stay_triangles(vertices: list[tuple[int, int, int]], faces: list
     np.testing.assert_array_equal(quads[:, 2], quads[:, 3])
 
 
+def test_a_quad_may_be_bent_by_nineteen_degrees() -> None:
+    """Between the plane at a corner and that of the diagonals, which pass each other by half a bin."""
+    corners = of([(0, 0, 0), (2, 0, 0), (2, 2, 0), (0, 2, 1)], [(0, 1, 2), (0, 2, 3)])
+    assert len(assert_back(corners)) == 1
+
+
 def test_bins_may_bend_a_quad() -> None:
     """Boxes turned any way, in bins: rounding leaves a quarter of the sides in one plane, and nearly all come back."""
     rng, found, flat = np.random.default_rng(0), 0, 0

@@ -115,14 +115,41 @@ def test_loss_and_bits_are_those_of_a_sum_by_hand() -> None:
     assert wanted.counts.sum((1, 2)).tolist() == [28, 10]
 
 
+def test_a_sample_that_does_not_count_counts_nowhere() -> None:
+    net, ids, text = generator(), canonical(3, 4), words(3)
+    batch, few = batch_of(ids, [3, 4, 1], text), batch_of(ids[[0, 2]], [3, 1], rows_of(text, [0, 2]))
+    found = guess({"generator": net}, replace(batch, valid=torch.tensor([True, False, True])), text, batch.lengths)
+    kept = guess({"generator": net}, few, few.text, few.lengths)
+    assert found.weight == kept.weight == 9 * 4 + 2
+    torch.testing.assert_close(found.total, kept.total)
+    assert found.parts["right"] == kept.parts["right"]
+    assert digest(found.stats) == pytest.approx(digest(kept.stats))
+
+
+def test_validation_tells_captions_and_no_lengths() -> None:
+    nets, text = {"generator": generator()}, words(2)
+    batch = batch_of(canonical(2, 4), [2, 4], text)
+    found = AutoregressiveLosses(AutoregressiveLossConfig(text_dropout_prob=1)).measure(
+        nets, batch, Context(0, 0, batch.positions)
+    )
+    assert torch.equal(found.total, guess(nets, batch, text, torch.tensor([0, 0])).total)
+    for others in (
+        guess(nets, batch, text, batch.lengths),
+        guess(nets, batch, text.without(torch.ones(2, dtype=torch.bool)), 0 * batch.lengths),
+    ):
+        assert found.total != others.total
+
+
 def test_sampling_with_kept_keys_is_sampling_from_the_whole_network() -> None:
-    """Without keys and values of earlier groups: the whole forward pass for every token, and the constraint by hand."""
-    net, text, seeds = generator(), words(2), torch.tensor([5, 6])
+    """Without keys and values of earlier groups: the whole forward pass for every token, and the constraint by hand. Texts are
+    four words long, one, and none; alone they have no padding."""
+    net, text, seeds, sizes = generator(), words(3), torch.tensor([5, 6, 7]), (4, 1, 0)
+    text = replace(text, mask=torch.arange(4) < torch.tensor(sizes)[:, None])
     config = AutoregressiveSampleConfig(guidance=1.0, temperature=0)
     found, lengths = Sampler(Writer(Lean(net), config, Coordinates(BINS).constraint))(text, seeds, 10)
     order = FaceOrder(BINS)
-    for row in range(2):
-        alone = TextStates(text.states[row : row + 1], text.mask[row : row + 1], text.pooled[row : row + 1])
+    for row, size in enumerate(sizes):
+        alone = TextStates(text.states[[row], :size], text.mask[[row], :size], text.pooled[[row]])
         ids = torch.zeros(1, 0, 9, dtype=torch.long)
         state, allowed = order.init(1, torch.device("cpu"))
         while ids.shape[1] < 10:

@@ -114,6 +114,14 @@ def test_obj(tmp_path: Path) -> None:
     assert area(got) == pytest.approx(1 + 3 + 0.5)
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_backslash_joins_lines_but_not_the_one_behind_a_comment(end: str, tmp_path: Path) -> None:
+    lines = ["# from C:\\models\\", "v 0 \\", "0 \\", "0", "v 1 0 0 # to C:\\", "v 1 1 \\", "0 # one", "f 1 2 \\", "3"]
+    got = read(tmp_path, "mesh.obj", end.join(lines), up="z").mesh
+    assert got.vertices.tolist() == [[0, 0, 0], [1, 0, 0], [1, 1, 0]]
+    assert got.faces.tolist() == [[0, 1, 2]]
+
+
 def test_y_up_is_turned_and_nothing_is_mirrored(tmp_path: Path) -> None:
     lying, standing = read(tmp_path, "mesh.obj", OBJ, up="z").mesh, read(tmp_path, "mesh.obj", OBJ).mesh
     assert standing.vertices[2].tolist() == [1, -3, 1]

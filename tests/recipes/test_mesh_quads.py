@@ -83,6 +83,9 @@ def test_a_perfect_tokenizer_keeps_every_triangle(session: Session, meshes: list
     monkeypatch.setattr(drawing, "tokens_of", lambda config: whole)
     for mesh, back in zip(meshes, draw.through_tokens(meshes), strict=True):
         np.testing.assert_array_equal(quantise(back, BINS), quantise(mesh, BINS))
+        assert back.quads is not None
+        places = np.floor((back.vertices[back.quads][..., ::-1] + 1) * (BINS / 2)).astype(np.int64)
+        np.testing.assert_array_equal(places, join_quads(quantise(mesh, BINS)))
 
 
 def test_a_part_and_the_loss_are_counted_in_quads(session: Session, meshes: list[Mesh]) -> None:

@@ -16,6 +16,7 @@ from tessera.config import UserError
 from tessera.contracts import Chunk
 from tessera.data.canonical import quantise, to_mesh
 from tessera.data.synth.furniture import write_furniture
+from tessera.generators.autoregressive.sample import Writer
 from tessera.media.mesh_files import encode_obj
 from tessera.media.meshes import Mesh, read_mesh
 from tessera.sampling.package import export_run
@@ -154,6 +155,15 @@ def test_a_mesh_depends_on_its_own_request_alone(session: Session, options: dict
     assert len(together) == 12
     assert same(session.sample("une étagère", seed=4, options=options), together[9:10])
     assert same(session.sample(["a bed", "a chair"], seed=3, options=options), [together[6], together[0]])
+
+
+def test_no_more_rows_are_drawn_than_are_asked_for(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, rows = Writer.step_once, list[int]()
+    monkeypatch.setattr(Writer, "step_once", lambda *parts: rows.append(len(parts[2].ended)) or step(*parts))
+    for num, leave, expected in ((1, True, 1), (2, True, 2), (3, True, 4), (2, False, 4)):
+        rows.clear()
+        session.sample("a chair", num, options={"leave": leave})
+        assert rows[0] == expected
 
 
 def test_an_export_draws_the_same(session: Session, run: Path, tmp_path: Path) -> None:

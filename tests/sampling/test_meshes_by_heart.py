@@ -69,6 +69,13 @@ def test_meshes_are_learnt_by_heart(num: int, steps: int, tmp_path: Path) -> Non
     assert same(drawn, real)
 
 
+def test_a_class_is_told_from_another_one(tmp_path: Path) -> None:
+    """By all that there is beside it: one seed, no length."""
+    meshes = {"flat": box((-1, -1, -0.1), (1, 1, 0.1)), "tall": box((-0.2, -0.2, -1), (0.2, 0.2, 1))}
+    real, drawn = learnt("coordinates", meshes, 100, tmp_path, text="{kind: classes}")
+    assert same(drawn, real)
+
+
 @pytest.mark.parametrize(
     ("num", "steps", "levels", "corners"),
     [
