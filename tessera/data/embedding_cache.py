@@ -67,7 +67,7 @@ def write_embeddings(feed: Feed, encode: Callable[[Tensor], Tensor], fingerprint
     feed.say(f"cache: {len(feed.source):,} pictures to embeddings, in {folder}")
     for shard, made in encode_shards(feed, plan, encode, views, shards):
         vectors = made.ids[:, 0].astype(np.float32)
-        keys = [feed.source.key(index) for index in shard_samples(shard, len(feed.source))]
+        keys = keys_of(feed, shard)
         if not np.isfinite(vectors).all():
             odd = keys[int(np.flatnonzero(~np.isfinite(vectors).all(1))[0])]
             raise UserError(f"the encoder gives numbers that are not finite, of {odd} first; choose another one")
@@ -96,19 +96,23 @@ def finish(folder: Path, fingerprint: str, num_samples: int) -> dict[str, str]:
 def is_spoilt(feed: Feed, folder: Path, shard: int, views: Views) -> bool:
     """Whether a part of a shard is lost, or a picture of it that could not be read can be read now."""
     faults = read_faults(array_path(folder, shard).with_suffix(".faults.json"))
-    if faults is None or not is_whole(folder, shard, len(feed.source)):
+    if faults is None or not is_whole(array_path(folder, shard), keys_of(feed, shard)):
         return True
     return readable_again(feed.source, views, shard, faults)
 
 
-def is_whole(folder: Path, shard: int, num_samples: int) -> bool:
-    """Whether all of a shard is there, as long as it should be; reads its header."""
-    path = array_path(folder, shard)
+def is_whole(path: Path, keys: list[str]) -> bool:
+    """Whether the vectors of these keys are there, and the list that says so; reads the header."""
     try:
-        long_enough = Rows.open(path).num == len(shard_samples(shard, num_samples))
-    except Absent:
+        named = json.loads(path.with_suffix(".json").read_text(encoding="utf8"))
+        return bool(named == keys) and Rows.open(path).num == len(keys)
+    except (Absent, OSError, ValueError, RecursionError):
         return False
-    return long_enough and path.with_suffix(".json").is_file()
+
+
+def keys_of(feed: Feed, shard: int) -> list[str]:
+    """Of its samples."""
+    return [feed.source.key(index) for index in shard_samples(shard, len(feed.source))]
 
 
 def array_path(folder: Path, shard: int) -> Path:

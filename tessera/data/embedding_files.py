@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.config import ShardEmbeddingsConfig, UserError
-from tessera.data.embeddings import Absent, Embeddings, KeyTable, Vector
+from tessera.data.embeddings import Absent, Embeddings, KeyTable, Vector, as_float32
 from tessera.data.shards import TarShards
 from tessera.files import read_lines, told_of_array
 
@@ -67,8 +67,8 @@ class Rows:
         """Which rows are there, finite, and not all zeros; reads the file once."""
         found, start = np.zeros(self.num, np.bool_), 0
         with contextlib.suppress(OSError):
-            for block in self.blocks():
-                found[start : start + len(block)] = np.isfinite(block.astype(np.float32)).all(1) & block.any(1)
+            for block in map(as_float32, self.blocks()):
+                found[start : start + len(block)] = np.isfinite(block).all(1) & block.any(1)
                 start += len(block)
         return found
 

@@ -49,7 +49,7 @@ class Embeddings(ABC):
         """One row as float32."""
         if row.shape != (self.width,):
             raise Absent(f"an array of shape {row.shape}, expected ({self.width},)")
-        vector = row.astype(np.float32)
+        vector = as_float32(row)
         if not np.isfinite(vector).all():
             raise Absent(NOT_FINITE)
         if not vector.any():
@@ -65,6 +65,12 @@ class Embeddings(ABC):
             except Absent as absent:
                 reasons[key] = str(absent)
         return reasons
+
+
+def as_float32(rows: npt.NDArray[Any]) -> Vector:
+    """What is beyond it becomes infinite, and what is too small 0; neither is an embedding."""
+    with np.errstate(over="ignore"):
+        return rows.astype(np.float32)
 
 
 @dataclass(frozen=True)

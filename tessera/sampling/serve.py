@@ -10,6 +10,7 @@ from typing import Any
 from tessera.config import Layer, UserError, parse_sets
 from tessera.files import free_folder
 from tessera.media.images import inspect_image
+from tessera.recipes.dalle2.drawing import Painter
 from tessera.sampling.clips import asked_frames, counted
 from tessera.sampling.export import SUFFIXES, Written, refuse_existing, sample_names, write_samples
 from tessera.sampling.request import Request, make_request, read_prompts, read_request
@@ -43,7 +44,8 @@ def draw_to_files(
     folder = out or free_folder(place_for_results(run) / "drawn")
     suffixes = (*SUFFIXES[session.recipe.medium], ".json")
     refuse_existing(folder, [f"{name}{suffix}" for name in sample_names(request) for suffix in suffixes])
-    return Drawn(write_samples(folder, request, session.serve(request), made_by(session)), folder, drawn_by(session, request))
+    written = write_samples(folder, request, session.serve(request), made_by(session, request))
+    return Drawn(written, folder, drawn_by(session, request))
 
 
 def read_call(
@@ -76,7 +78,7 @@ def sample_values(sets: Sequence[str]) -> Layer:
 
 def drawn_by(session: Session, request: Request) -> str:
     """One line for whoever wonders why samples are small, or still poor."""
-    trained = ", ".join(f"{name} step {step:,}" for name, step in session.steps.items())
+    trained = ", ".join(f"{name} step {session.steps[name]:,}" for name in drawing(session, request))
     missing = "".join(f", {name} not trained" for name in untrained(session))
     sizes = {
         "picture": lambda: f": pictures are {in_pixels(session)}",
@@ -126,12 +128,20 @@ def sized(size: tuple[int, int]) -> str:
     return f"{height} px" if height == width else f"{height} x {width} px"
 
 
+def drawing(session: Session, request: Request) -> list[str]:
+    """Trained stages of the model; of a cascade that starts from a picture of the user's, those from there on."""
+    draw = session.draw
+    if not isinstance(draw, Painter) or (start := draw.start(request.options)) == "prior":
+        return list(session.steps)
+    return draw.path(start)
+
+
 def untrained(session: Session) -> list[str]:
     """Stages of the config that have no weights yet."""
     return [train.name for train in session.recipe.steps(session.config) if train.name not in session.steps]
 
 
-def made_by(session: Session) -> dict[str, Any]:
+def made_by(session: Session, request: Request) -> dict[str, Any]:
     """Which weights drew: for whoever asks later why a picture came out otherwise."""
     height, width = (0, 0) if session.recipe.medium == "mesh" else drawn_size(session)
     return {
@@ -139,7 +149,7 @@ def made_by(session: Session) -> dict[str, Any]:
         "recipe": session.recipe.name,
         "model": session.path.name,
         "device": session.device.type,
-        "stages": {name: {"step": session.steps[name], "weights": session.hashes[name]} for name in session.steps},
+        "stages": {name: {"step": session.steps[name], "weights": session.hashes[name]} for name in drawing(session, request)},
         "untrained": untrained(session),
         **({"resolution": height} if height else {}),
         **({"width": width} if width != height else {}),

@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from tessera.config import Layer, UserError, build, nearest, read_yaml
+from tessera.config import Config, Layer, UserError, build, nearest, read_yaml
 from tessera.contracts import Recipe, Train
 from tessera.engine.checkpoint import (
     by_net,
@@ -63,7 +63,7 @@ class Stored:
 
     path: Path
     recipe: Recipe
-    config: Any  # of the last stage that it trained itself
+    config: Any  # that its stages were trained with, and what of the run's may change at any time
     stages: Mapping[str, StoredStage]  # those that have been trained, in the recipe's order
 
 
@@ -129,8 +129,27 @@ def open_run(folder: Path, checkpoint: str = "latest") -> Stored:
     for name in trained:
         wanted = needed_by_others(folder, trains, name)
         stages[name] = read_stage(folder, recipe, current, trains[name], wanted or (checkpoint if name == last else "latest"))
-    uses = {"sample": current.sample, "evaluate": current.evaluate}  # `resume --set` may change these at any time
-    return Stored(folder, recipe, (current if last is None else stages[last].config).model_copy(update=uses), stages)
+    return Stored(folder, recipe, config_of(current, trains, stages), stages)
+
+
+def config_of(current: Any, trains: Mapping[str, Train], stages: Mapping[str, StoredStage]) -> Any:
+    """What draws, where stages were trained before or after a `resume --set`: of each its own section, of what they share that
+    of the last one which builds on others; and of the run, at any time, how is drawn and judged, and where things lie now."""
+    own = [name for name in stages if trains[name].origin is None]
+    alone = own if len(own) == len(stages) else []  # what stages from elsewhere share is in the run's config
+    builders = [name for name in own if trains[name].needs or trains[name].shows] or alone
+    shared = stages[builders[-1]].config if builders else current
+    sections = {name: (stages[name].config if name in own else current) for name in stages if name in type(current).model_fields}
+    places = {name: moved(getattr(shared, name), value) for name, value in current if isinstance(value, Config)}
+    uses = {"sample": current.sample, "evaluate": current.evaluate}
+    return shared.model_copy(update=places | {name: getattr(config, name) for name, config in sections.items()} | uses)
+
+
+def moved(then: Any, now: Any) -> Any:
+    """A section as it was, but for the place of files that it names."""
+    if type(then) is not type(now) or "path" not in type(now).model_fields:
+        return then
+    return then.model_copy(update={"path": now.path})
 
 
 def home_of(run: Path, train: Train) -> Path:

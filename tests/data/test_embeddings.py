@@ -263,6 +263,18 @@ def test_empty_rows_are_looked_for_in_blocks(tmp_path: Path, monkeypatch: pytest
         Rows.open(path)
 
 
+@pytest.mark.filterwarnings("error")
+def test_rows_of_doubles_that_float32_cannot_hold(tmp_path: Path) -> None:
+    """At the door as when they are read."""
+    array = np.stack([vector(key).astype(np.float64) for key in KEYS])
+    array[1], array[2] = 1e-60, 1e300
+    np.save(tmp_path / "a.npy", array)
+    (tmp_path / "a.txt").write_text("\n".join(KEYS))
+    wrong = {KEYS[1]: "all zeros, which stands for none", KEYS[2]: "numbers that are not finite"}
+    source = tars(write_tars(tmp_path / "tars", arrays=False))
+    check(open_embeddings(ListedEmbeddingsConfig(path=tmp_path / "a.npy"), source), wrong)
+
+
 def test_packed_rows_are_not_taken_for_numbered_ones(tmp_path: Path) -> None:
     """Rows without those of failed downloads: the file is too short for the last name, so none of it is used."""
     source = tars(write_tars(tmp_path / "tars", arrays=False, leave_out=("000010001",)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -147,7 +148,7 @@ def test_a_picture_that_cannot_be_read_has_no_embedding(folder: Path, tmp_path: 
 
 
 def test_what_could_not_be_read_is_tried_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And so is a shard whose list of that is lost or damaged."""
+    """And so is a shard whose list of that, or of its keys, is lost or damaged."""
     feed, read, again = feed_of(folder, tmp_path), ImageFolder.read, list[int]()
     wanted = files(write_embeddings(replace(feed, caches=tmp_path / "whole"), encode, "colours", 16))
 
@@ -172,6 +173,12 @@ def test_what_could_not_be_read_is_tried_again(folder: Path, tmp_path: Path, mon
     write_embeddings(feed, counted, "colours", 16)
     assert files(cache) == wanted
     assert again == [8, 8, 4]
+    (cache / "00000.json").write_text("[")
+    (cache / "00001.json").write_text(json.dumps(json.loads((cache / "00001.json").read_text())[::-1]))
+    (cache / "00002.json").unlink()
+    write_embeddings(feed, counted, "colours", 16)
+    assert files(cache) == wanted
+    assert again[3:] == [8, 8, 4]
 
 
 def test_an_encoder_that_breaks_is_named(folder: Path, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import get_args
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -219,6 +219,20 @@ def test_grids() -> None:
     torch.testing.assert_close(karras, torch.tensor([*wanted, 0]).double())
     shifted = flow.family.sigma(levels_of(flow, 4, "uniform", shift=2.0))
     torch.testing.assert_close(shifted, torch.tensor([1, 1.5 / 1.75, 1 / 1.5, 0.5 / 1.25, 0]).double())
+
+
+@pytest.mark.parametrize("shift", [0.25, 1.0, 4.0])
+@pytest.mark.parametrize("grid", ["uniform", "karras"])
+def test_predicted_noise_is_drawn_from_where_it_says_something_of_clean(grid: Literal["uniform", "karras"], shift: float) -> None:
+    """However noise is shifted, in training or in drawing; what starts with less noise starts there."""
+    for trained in (0.25, 1.0, 4.0):
+        for schedule in get_args(Schedule):
+            made = build_process(DdpmConfig(predicts="noise", schedule=schedule, shift=trained))
+            levels = levels_of(made, 5, grid, shift)
+            assert float(levels[0]) == pytest.approx(max(-7, made.ends[0] - 2 * math.log(shift)), abs=1e-6)
+            assert (levels[1:] > levels[:-1]).all()
+            free = build_process(DdpmConfig(predicts="v", schedule=schedule, shift=trained))
+            assert float(levels_of(free, 5, grid, shift)[0]) == pytest.approx(free.ends[0] - 2 * math.log(shift))
 
 
 def test_wrong_configs_are_refused() -> None:

@@ -140,6 +140,10 @@ NO_TEXT = ["text={kind: none}", "embeddings={kind: tars}"]
             ["sample={guidance: 1, embedding_guidance: 1, guidance_levels: [0, 2]}"],
             "neither sample.guidance nor sample.embedding_guidance pulls",
         ),
+        (
+            [*NO_TEXT, "sample={guidance: 3, embedding_guidance: 1, guidance_levels: [0, 2]}"],
+            "sample.guidance_levels (0.0, 2.0) would change nothing: neither",
+        ),
     ],
 )
 def test_what_would_do_nothing_is_refused_where_a_run_is_made(sets: list[str], told: str, tmp_path: Path) -> None:
@@ -183,6 +187,14 @@ def test_what_would_do_nothing_is_refused_where_a_run_is_made(sets: list[str], t
             ["upsampler1.low={kind: blur, prob: 1}"],
             "sample_sigma=0 is nothing that upsampler1 is trained with: 0.4 to 0.8; choose",
         ),
+        (
+            ["upsampler1.low={kind: blur, prob: 0, sample_sigma: 0.5}"],
+            "sample_sigma=0.5 is nothing that upsampler1 is trained with: 0; choose",
+        ),
+        (
+            ["base={process: {kind: ddpm, learned_variance: true}, loss: {bound_weight: 0}}", "sample.sampler=ancestral"],
+            "base.loss.bound_weight=0 teaches base no variance, which base.process.learned_variance asks of it; raise it",
+        ),
     ],
 )
 def test_what_is_never_learned_is_not_leant_on(sets: list[str], told: str) -> None:
@@ -200,6 +212,8 @@ def test_what_is_never_learned_is_not_leant_on(sets: list[str], told: str) -> No
         ["prior.loss.text_dropout_prob=0", "sample.prior.guidance=1"],
         ["upsampler1.low={kind: blur, sample_sigma: 0.5, prob: 1}"],
         ["upsampler1.low={levels: [4, 6], sample_level: 6}"],
+        ["upsampler1.low={kind: blur, prob: 0}"],
+        [*NO_TEXT, "sample={embedding_guidance: 3, guidance_levels: [0, 2]}"],
     ],
 )
 def test_what_is_learned_may_be_leant_on(sets: list[str]) -> None:

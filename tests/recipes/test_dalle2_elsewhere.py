@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -14,6 +15,7 @@ from PIL import Image
 from tessera import pipeline, rehearsal
 from tessera.config import UserError
 from tessera.contracts import Chunk
+from tessera.data.opening import open_source
 from tessera.evals.run import evaluate_run
 from tessera.recipes.dalle2.drawing import Painter
 from tessera.sampling.package import export_run
@@ -225,3 +227,22 @@ def test_captions_that_are_read_in_two_ways(run: Path, workshop: Path, tmp_path:
         trained(tmp_path / "new", run, *stages_of(run), f"upsampler1.path={told / 'upsampler1'}")
     taken = trained(tmp_path / "taken", run, f"upsampler1.path={told / 'upsampler1'}", stage="upsampler1")
     assert load(taken, device="cpu").config.text.length == 16
+
+
+def test_a_prior_and_a_decoder_of_embeddings_of_two_widths(run: Path, tmp_path: Path) -> None:
+    """Of files it is not known what made them, but how wide they are."""
+    data = run.parent / "data"
+    source = open_source(data, load(run, device="cpu").config.data)
+    places, named = [], "embeddings={{kind: list, path: {}}}"
+    for width, stage in ((6, "prior"), (8, "base")):
+        vectors = tmp_path / f"{width}.npy"
+        np.save(vectors, np.random.default_rng(0).normal(size=(len(source), width)).astype(np.float32))
+        vectors.with_suffix(".txt").write_text("\n".join(source.key(index) for index in range(len(source))))
+        own = [item for item in SETS if item.startswith(("text=", f"{stage}="))]
+        trained(tmp_path / stage, run, *own, named.format(vectors), steps=1, stage=stage)
+        places.append(f"{stage}.path={tmp_path / stage / stage}")
+    with pytest.raises(UserError, match=r"prior learned from embeddings of 6 channels, and .*/base/base from those of 8; take"):
+        trained(tmp_path / "new", run, *places, named.format(tmp_path / "8.npy"))
+    with pytest.raises(UserError, match="embedding_width=8, which is named or brought by a stage from elsewhere, and those of"):
+        trained(tmp_path / "new", run, places[1], named.format(tmp_path / "6.npy"))
+    assert not (tmp_path / "new").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,14 @@ from safetensors.torch import load_file
 from tessera import pipeline
 from tessera.batches import from_uint8
 from tessera.config import UserError
+from tessera.contracts import Context
 from tessera.data.loader import prepare
 from tessera.evals.run import evaluate_run
+from tessera.generators.diffusion.losses import DiffusionLosses
+from tessera.generators.diffusion.processes import EdmConfig, build_process
 from tessera.recipes.dalle2.drawing import Painter
 from tessera.recipes.dalle2.latent import SCALE, LatentScale, from_canvas, keep_scale, scale_of, to_canvas
+from tessera.recipes.dalle2.nets import read_base
 from tessera.rehearsal import dry_run
 from tessera.sampling.package import export_run
 from tessera.sampling.session import Session, load
@@ -225,3 +230,15 @@ def test_tokenizers_that_do_not_fit_are_refused(
 def test_a_dry_run_needs_no_trained_tokenizer_but_its_architecture(generated: Path, pictures: Path) -> None:
     estimates = dry_run(config_of(generated / "tokenizer", pictures, 2))
     assert [estimate.stage for estimate in estimates] == ["embedder", "prior", "base"]
+
+
+def test_the_loss_of_latents_is_in_the_units_of_training(session: Session) -> None:
+    """EDM's hang on the deviation of what is drawn, which of latents is 1."""
+    base = session.config.base.model_copy(update={"process": EdmConfig()})
+    painter = Painter(session.config.model_copy(update={"base": base}), session.nets, torch.device("cpu"))
+    pixels, captions = np.random.default_rng(0).integers(0, 256, (4, 16, 16, 3), np.uint8), tuple("abcd")
+    batch = painter.judged(painter.real(pixels), captions, 0)
+    losses = DiffusionLosses(base.loss, build_process(EdmConfig(data_std=1.0)), partial(read_base, painter.config))
+    with torch.no_grad():
+        wanted = losses.measure(painter.base_nets, batch, Context(0, 0, batch.positions))
+    assert painter.loss(pixels, captions)["loss"] == pytest.approx(float(wanted.total / wanted.weight), rel=1e-6)

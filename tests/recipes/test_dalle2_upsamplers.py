@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -53,6 +54,19 @@ def test_a_picture_that_is_made_smaller_before_it_is_enlarged(run: Path, photo: 
     wanted = f"; {tmp_path / 'wide.png'} is 24 x 40 px, and was made smaller first: what is enlarged is 16 px"
     assert told("wide", start) == wanted
     assert told("fits", start) == told("low", start) == told("wide") == ""
+
+
+def test_only_stages_that_draw_are_told(run: Path, photo: Image.Image, tmp_path: Path) -> None:
+    """In words and in the JSON: where an upsampler starts, none of those before it."""
+    photo.resize((16, 16)).save(tmp_path / "small.png")
+    for folder, sets, wanted in (
+        ("alone", ["sample.start=upsampler1"], ["upsampler1"]),
+        ("all", [], ["embedder", "prior", "base", "upsampler1"]),
+    ):
+        image = {"image": tmp_path / "small.png"}
+        drawn = draw_to_files(run, [""], named=image, flags={}, sets=sets, out=tmp_path / folder)
+        assert re.findall(r"(\w+) step 4", drawn.by) == wanted
+        assert list(json.loads((tmp_path / folder / "0.json").read_text())["made_by"]["stages"]) == wanted
 
 
 def test_the_json_of_an_enlarged_picture_draws_it_again_whatever_the_run_says_since(

@@ -193,8 +193,8 @@ def test_each_stage_is_built_from_its_own_config(trained: Path, tmp_path: Path, 
     monkeypatch.setitem(RECIPES, "muse", replace(ours, steps=steps))
     for place in (run, export_run(run, tmp_path / "out")):
         found = stored.open_stored(place)
-        assert found.config.tokenizer.model.widths == (12, 12)
-        assert found.stages["tokenizer"].config.tokenizer.model.widths == (8, 8)
+        assert found.stages["second"].config.tokenizer.model.widths == (12, 12)
+        assert found.stages["tokenizer"].config.tokenizer.model.widths == found.config.tokenizer.model.widths == (8, 8)
         assert load(place, device="cpu").encode(np.zeros((16, 16, 3), np.uint8)).shape == (1, 8, 8)
 
 

@@ -103,6 +103,7 @@ def test_a_vocabulary_that_is_missing_is_never_made_up(clip_folder: Path, tmp_pa
         ('{"image_mean": "123"}', "image_mean is '123'"),
         ('{"image_std": [1, 1]}', r"image_std is \[1, 1\]"),
         ('{"image_std": [1, NaN, 1]}', r"image_std is \[1, nan, 1\]"),
+        pytest.param(f'{{"image_mean": [1, {10**400}, 1]}}', "int too large to convert to float", id="a number without end"),
         ('{"image_std": [1, 0, 1]}', r"image_std \[1.0, 0.0, 1.0\], which is not above 0"),
     ],
 )

@@ -130,6 +130,12 @@ def refuse_other_embeddings(config: Dalle2Config, stages: Mapping[str, Any], rea
             raise UserError(
                 f"{stage.home} was trained on embeddings by {theirs}, and here they come from {ours}; set embeddings.kind"
             )
+        width, first = stage.config.embedding_width, learned[0].config.embedding_width
+        if width != first:
+            raise UserError(
+                f"{learned[0].home} learned from embeddings of {first} channels, and {stage.home} from those of {width}; take "
+                f"stages that were trained on the same ones, or train this one anew"
+            )
     wanted = [read(str(stage.home.parent / "embedder"), "embedder") for stage in learned] if config.has_pair else []
     for stage, needed in zip(learned, wanted, strict=False):
         if pair is None:

@@ -66,7 +66,8 @@ def idle_in_drawing(config: Dalle2Config) -> Iterator[tuple[str, str]]:
         yield from ((key, "text.kind=none has no captions to pull to") for key in ("sample.guidance", "sample.prior.guidance"))
     if not any(stage.text for stage in config.upsamplers.values()):
         yield "sample.upsampler.guidance", "it pulls towards the text, and no upsampler is told it (upsampler1.text=true)"
-    if config.sample.guidance == config.sample.embedding_guidance == 1:
+    pulls = {config.sample.embedding_guidance} | (set() if isinstance(config.text, NoTextConfig) else {config.sample.guidance})
+    if pulls == {1}:
         yield "sample.guidance_levels", "neither sample.guidance nor sample.embedding_guidance pulls"
     if config.base.latent is not None:
         yield "sample.threshold", "it is one of pixels, and base draws latents"
@@ -75,11 +76,18 @@ def idle_in_drawing(config: Dalle2Config) -> Iterator[tuple[str, str]]:
 
 
 def refuse_unused_variance(config: Dalle2Config) -> None:
-    """One sampler uses what is learned; a call may ask for others."""
+    """It has to be taught, and one sampler uses what is learned; a call may ask for others."""
     places: dict[str, SamplerConfig] = {"base": config.sample, **dict.fromkeys(config.upsamplers, config.sample.upsampler)}
     for name, options in places.items():
         stage = config.base if name == "base" else config.upsamplers[name]
-        if stage.path is None and stage.learned_variance and options.sampler != "ancestral":
+        if stage.path is not None or not stage.learned_variance:
+            continue
+        if stage.loss.bound_weight == 0:
+            raise UserError(
+                f"{name}.loss.bound_weight=0 teaches {name} no variance, which {name}.process.learned_variance asks of it; raise "
+                f"it (0.001 is usual), or set the latter to false"
+            )
+        if options.sampler != "ancestral":
             place = "sample" if name == "base" else "sample.upsampler"
             raise UserError(
                 f"{name}.process.learned_variance is for the sampler ancestral, and {place}.sampler is {options.sampler}; set it "
@@ -125,13 +133,15 @@ def refuse_unseen_levels(config: Dalle2Config) -> None:
     for name, stage in config.upsamplers.items():
         low = stage.low
         if isinstance(low, NoiseConfig):
-            key, value, (least, most), seen = "sample_level", low.sample_level, low.levels, ""
+            key, value, seen = "sample_level", low.sample_level, [low.levels]
         else:
-            key, value, (least, most), seen = "sample_sigma", low.sample_sigma, low.sigmas, " or 0" if low.prob < 1 else ""
-        if stage.path is None and not (least <= value <= most or (seen and value == 0)):
+            seen = [low.sigmas] * (low.prob > 0) + [(0.0, 0.0)] * (low.prob < 1)
+            key, value = "sample_sigma", low.sample_sigma
+        if stage.path is None and not any(least <= value <= most for least, most in seen):
+            told = " or ".join(f"{least:g} to {most:g}" if least < most else f"{least:g}" for least, most in seen)
             raise UserError(
-                f"{name}.low.{key}={value:g} is nothing that {name} is trained with: {least:g} to {most:g}{seen}; choose one of "
-                f"these, or train with others"
+                f"{name}.low.{key}={value:g} is nothing that {name} is trained with: {told}; choose one of these, or train with "
+                f"others"
             )
 
 

@@ -65,7 +65,10 @@ def settle(config: Dalle2Config, source: Source, stages: Collection[str]) -> Dal
         width = config.embedding_width  # perhaps of a run that goes on; where upsamplers alone train nobody asks
     if config.embedding_width not in (None, width):
         there = "and a pair has embedder.model.width" if width is None else f"and those of the data have {width}"
-        raise UserError(f"embedding_width={config.embedding_width}, {there}; leave it out, or bring the embeddings meant")
+        raise UserError(
+            f"embedding_width={config.embedding_width}, which is named or brought by a stage from elsewhere, {there}; bring the "
+            f"embeddings that are meant, or leave it out"
+        )
     same = text == config.text and width == config.embedding_width
     return config if same else config.model_copy(update={"text": text, "embedding_width": width})
 

@@ -133,7 +133,7 @@ def _pixel_facts(folder: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
         mean, deviation = (_three_numbers(facts, name, usual) for name, usual in (("image_mean", MEAN), ("image_std", DEVIATION)))
         if min(deviation) <= 0:
             raise ValueError(f"image_std {list(deviation)}, which is not above 0")
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, OverflowError, RecursionError) as error:
         raise UserError(
             f"{path} cannot be used: {error}; expected an object with image_mean and image_std, three numbers each, as the model "
             "was trained with"
