@@ -326,13 +326,14 @@ def test_what_cannot_be_drawn_is_refused() -> None:
 
 
 @pytest.mark.parametrize("near", ["dilated", "whole", "first", "diagonals"])
-def test_nothing_waits_for_the_device(near: str) -> None:
-    net, meta = generator(near, codes=2), torch.device("meta")
+@pytest.mark.parametrize("sketch", [0, 3])
+def test_nothing_waits_for_the_device(near: str, sketch: int) -> None:
+    net, meta = generator(near, codes=2, sketch=sketch), torch.device("meta")
     writer = GridWriter(Lean(net), GridSampleConfig(top_k=3))
     writer.made[meta] = mapped(writer.plans(CPU), lambda tensor: tensor.to(meta))
     net.to(meta)
     seeds, known = torch.zeros(2, dtype=torch.long, device=meta), torch.zeros(2, 1, 3, 4, 2, dtype=torch.long, device=meta)
-    found = list(GridSampler(writer)(words(2).to(meta), seeds, 2, known=known))
+    found = list(GridSampler(writer)(words(2).to(meta), seeds, 2, known=known, sketch=known if sketch else None))
     assert [ids.shape for ids in found] == [(2, 1, 3, 4, 2)] * 2
 
 
