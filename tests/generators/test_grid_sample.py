@@ -110,6 +110,18 @@ def test_draws_have_the_probabilities_of_the_network() -> None:
     assert ((found - wanted) ** 2 / wanted).sum() < 85  # 1 in 1000 by chance
 
 
+@pytest.mark.parametrize("near", ["window", "diagonals"])
+def test_every_cell_of_every_frame_has_noise_of_its_own(near: str) -> None:
+    """Of a network that finds all tokens equally probable tokens are noise: 2 clips of 40 frames, no two of them alike."""
+    net = generator(near)
+    torch.nn.init.zeros_(net.head.weight)
+    ids = drawn(net, words(2), torch.tensor([5, 6]), 40, guidance=1.0)
+    for same in (ids.flatten(2).flatten(0, 1), ids.flatten(2).mT.flatten(0, 1)):  # frames, and what a cell is in all frames
+        assert len(same.unique(dim=0)) == len(same)
+    counts = torch.bincount(ids.flatten(), minlength=VOCABULARY).double()
+    assert ((counts - ids.numel() / 7) ** 2 / (ids.numel() / 7)).sum() < 22.5  # 1 in 1000 by chance, 6 degrees of freedom
+
+
 @pytest.mark.parametrize(("near", "order", "codes"), CASES)
 def test_passes_in_bf16_guess_what_the_whole_network_guesses_in_bf16(near: str, order: str, codes: int | None) -> None:
     """Weights are cast once, not by autocast in every pass; all tokens are given, so that rounding changes none of them."""
