@@ -112,6 +112,11 @@ def test_some_sketches_have_gaps_of_any_size() -> None:
         counts = torch.bincount(found.sum(1), minlength=5)
         assert (counts - torch.tensor(wanted)).abs().max() < 30, "0 to 4 frames, each as often"
     assert all_.double().mean(0).sub(0.5).abs().max() < 0.08
+    kept, both = [], GridLossConfig(sketch_dropout_prob=0.5, sketch_gaps_prob=0.5)
+    for config in (both.model_copy(update={"sketch_gaps_prob": 0.0}), both):
+        GridLosses(config).turn({"generator": net}, batch, Context(0, 0, places))
+        kept.append((seen["sketch"] != net.nothing).all(3).all(2))
+    assert torch.equal(kept[1], kept[0] & half), "some are taken away as a whole, too"
     half_again = GridLosses(GridLossConfig(sketch_dropout_prob=0.0, sketch_gaps_prob=0.5))
     half_again.turn({"generator": net}, with_sketch(clips(400)[7:9], clips(400, seed=4)[7:9], [4, 4]), Context(0, 0, places[7:9]))
     assert torch.equal((seen["sketch"] != net.nothing).all(3).all(2), half[7:9]), "of its place in the stream alone"
