@@ -14,6 +14,7 @@ from tessera.contracts import Context
 from tessera.generators.autoregressive.grid_losses import GridLossConfig, GridLosses
 from tessera.generators.autoregressive.grid_model import GridAutoregressive, GridConfig
 from tessera.generators.autoregressive.grid_stage import GridStageConfig, build_nets, build_stage
+from tessera.generators.autoregressive.model import LENGTHS
 from tests.generators.grid_toys import (
     GRID,
     NEAR,
@@ -120,6 +121,20 @@ def test_some_sketches_have_gaps_of_any_size() -> None:
     half_again = GridLosses(GridLossConfig(sketch_dropout_prob=0.0, sketch_gaps_prob=0.5))
     half_again.turn({"generator": net}, with_sketch(clips(400)[7:9], clips(400, seed=4)[7:9], [4, 4]), Context(0, 0, places[7:9]))
     assert torch.equal((seen["sketch"] != net.nothing).all(3).all(2), half[7:9]), "of its place in the stream alone"
+
+
+def test_captions_lengths_and_sketches_are_taken_away_each_for_itself() -> None:
+    """Each of the eight ways to leave some of them as often as the others: 50 of 400 times."""
+    net, seen = generator(sketch=3), dict[str, Tensor]()
+    net.register_forward_hook(
+        lambda module, given, out: seen.update(text=given[1].mask.any(1), told=given[2] < LENGTHS - 1, sketch=given[4])
+    )
+    losses = GridLosses(GridLossConfig(text_dropout_prob=0.5, length_dropout_prob=0.5, sketch_dropout_prob=0.5))
+    batch = with_sketch(clips(400), clips(400, seed=4), [4] * 400)
+    losses.turn({"generator": net}, batch, Context(0, 0, torch.arange(400)))
+    there = (seen["sketch"] != net.nothing).flatten(1).all(1)
+    counts = torch.bincount(seen["text"] * 4 + seen["told"] * 2 + there, minlength=8)
+    assert (counts - 50).abs().max() < 25, counts
 
 
 def test_what_does_not_fit_is_refused() -> None:
