@@ -201,7 +201,9 @@ def _scene_of(scene: Any, number: int) -> Scene:
 
 def checked_places(key: str, given: Mapping[int, Any] | Sequence[tuple[int, Any]]) -> tuple[tuple[int, Any], ...]:
     """Places and pictures; whether a place is in the clip is known once its length is."""
-    pairs = list(given.items()) if isinstance(given, Mapping) else list(given)
+    pairs = list(given.items()) if isinstance(given, Mapping) else given
+    if not isinstance(pairs, (list, tuple)) or any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
+        raise UserError(f"{key} is a {type(given).__name__}; expected pictures by their places: {{0: FIRST, -1: LAST}}")
     if wrong := [place for place, _ in pairs if not isinstance(place, int) or isinstance(place, bool)]:
         raise UserError(f"{key} has the place {wrong[0]!r}; expected whole numbers: {{0: FIRST, -1: LAST}}")
     return tuple(pairs)

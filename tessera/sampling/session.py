@@ -105,7 +105,8 @@ class Session:
             changes.append(Layer.of({"sample": {"frames": frames}}, "frames"))
         request = make_request(
             self.config.sample, asked, n=n, seed=seed, negative=negative, image=image, mask=mask, towards=towards,
-            at=at, outpaint=outpaint, mesh=mesh, scenes=scenes, keyframes=keyframes or {}, sketch=sketch, changes=changes,
+            at=at, outpaint=outpaint, mesh=mesh, scenes=scenes, keyframes={} if keyframes is None else keyframes, sketch=sketch,
+            changes=changes,
         )  # fmt: skip
         return self.serve(request)
 

@@ -12,7 +12,7 @@ from tessera.bench.grids import DRAW, GENERATOR, TEXT, TOKENIZER, crossover, fit
 from tessera.generators.autoregressive.grid_model import GridAutoregressive
 from tessera.generators.autoregressive.grid_sample import GridWriter
 from tessera.generators.autoregressive.grid_stage import build_nets
-from tessera.nn.nearby import Bands, Causal, Dense, sight_of
+from tessera.nn.nearby import RASTER, Bands, Causal, Dense, sight_of
 from tessera.recording import Lean
 from tessera.text.bytes import ByteEncoder
 from tessera.tokenizers.video.model import VideoTokenizer
@@ -138,11 +138,12 @@ def test_layers_of_a_variant(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fitted(GENERATOR).model == GENERATOR.model.model_copy(update={"depth": 8})
 
 
-@pytest.mark.parametrize(("word", "passes"), [("", 2 * 3 + 4), ("raster", 4 * 4), ("window", 2 * 3 + 4)])
-def test_how_a_frame_is_drawn(word: str, passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("word", "passes", "first"), [("", 2 * 3 + 4, 2), ("raster", 4 * 4, RASTER), ("window", 2 * 3 + 4, 0)])
+def test_how_a_frame_is_drawn(word: str, passes: int, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TESSERA_BENCH", word)
     row = CASES["video.ar.sample"](None)
     assert (row["passes"], row["variant"]) == (passes, word)
+    assert fitted(GENERATOR).model.nearby.reach(0).first == first
 
 
 def test_a_frame_takes_46_passes_at_the_full_size() -> None:

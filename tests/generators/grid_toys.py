@@ -35,9 +35,10 @@ def generator(
     sizes = {"width": 32, "depth": depth, "heads": 2, "inner_width": 16, "inner_depth": 1}
     net = GridAutoregressive(GridConfig(**sizes, nearby=NEAR[near], sketch_window=sketch), VOCABULARY, GRID, TEXT, codes)
     torch.nn.init.normal_(net.head.weight, std=0.3)  # or all guesses look alike
+    torch.nn.init.normal_(net.kinds.weight, std=0.5)  # it starts at 0
     for block in net.blocks:
         if sketch:
-            torch.nn.init.normal_(block.sketch.out.weight, std=0.2)  # it starts at 0
+            torch.nn.init.normal_(block.sketch.out.weight, std=0.2)  # as does this
     return net.eval()
 
 

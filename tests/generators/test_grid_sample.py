@@ -110,6 +110,18 @@ def test_draws_have_the_probabilities_of_the_network() -> None:
     assert ((found - wanted) ** 2 / wanted).sum() < 85  # 1 in 1000 by chance
 
 
+@pytest.mark.parametrize("near", ["window", "diagonals"])
+def test_every_cell_of_every_frame_has_noise_of_its_own(near: str) -> None:
+    """Of a network that finds all tokens equally probable tokens are noise: 2 clips of 40 frames, no two of them alike."""
+    net = generator(near)
+    torch.nn.init.zeros_(net.head.weight)
+    ids = drawn(net, words(2), torch.tensor([5, 6]), 40, guidance=1.0)
+    for same in (ids.flatten(2).flatten(0, 1), ids.flatten(2).mT.flatten(0, 1)):  # frames, and what a cell is in all frames
+        assert len(same.unique(dim=0)) == len(same)
+    counts = torch.bincount(ids.flatten(), minlength=VOCABULARY).double()
+    assert ((counts - ids.numel() / 7) ** 2 / (ids.numel() / 7)).sum() < 22.5  # 1 in 1000 by chance, 6 degrees of freedom
+
+
 @pytest.mark.parametrize(("near", "order", "codes"), CASES)
 def test_passes_in_bf16_guess_what_the_whole_network_guesses_in_bf16(near: str, order: str, codes: int | None) -> None:
     """Weights are cast once, not by autocast in every pass; all tokens are given, so that rounding changes none of them."""
@@ -326,13 +338,14 @@ def test_what_cannot_be_drawn_is_refused() -> None:
 
 
 @pytest.mark.parametrize("near", ["dilated", "whole", "first", "diagonals"])
-def test_nothing_waits_for_the_device(near: str) -> None:
-    net, meta = generator(near, codes=2), torch.device("meta")
+@pytest.mark.parametrize("sketch", [0, 3])
+def test_nothing_waits_for_the_device(near: str, sketch: int) -> None:
+    net, meta = generator(near, codes=2, sketch=sketch), torch.device("meta")
     writer = GridWriter(Lean(net), GridSampleConfig(top_k=3))
     writer.made[meta] = mapped(writer.plans(CPU), lambda tensor: tensor.to(meta))
     net.to(meta)
     seeds, known = torch.zeros(2, dtype=torch.long, device=meta), torch.zeros(2, 1, 3, 4, 2, dtype=torch.long, device=meta)
-    found = list(GridSampler(writer)(words(2).to(meta), seeds, 2, known=known))
+    found = list(GridSampler(writer)(words(2).to(meta), seeds, 2, known=known, sketch=known if sketch else None))
     assert [ids.shape for ids in found] == [(2, 1, 3, 4, 2)] * 2
 
 

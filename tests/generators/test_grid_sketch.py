@@ -14,6 +14,7 @@ from tessera.contracts import Context
 from tessera.generators.autoregressive.grid_losses import GridLossConfig, GridLosses
 from tessera.generators.autoregressive.grid_model import GridAutoregressive, GridConfig
 from tessera.generators.autoregressive.grid_stage import GridStageConfig, build_nets, build_stage
+from tessera.generators.autoregressive.model import LENGTHS
 from tests.generators.grid_toys import (
     GRID,
     NEAR,
@@ -50,18 +51,21 @@ def test_each_cell_sees_the_sketch_around_its_own_place_and_time(size: int) -> N
         assert felt == near
 
 
-@pytest.mark.parametrize(("near", "order", "codes"), [("dilated", "wavefront", 2), ("whole", "sequential", None)])
-def test_drawing_sees_the_same_sketch_and_guidance_takes_it_away(near: str, order: str, codes: int | None) -> None:
-    """A sketch of 3 frames for a clip of 5."""
-    net, text, seeds, sketch = generator(near, codes, sketch=3), words(2), torch.tensor([5, 6]), clips(2, 3, codes, seed=4)
+@pytest.mark.parametrize(
+    ("near", "order", "codes", "length"),
+    [("dilated", "wavefront", 2, 3), ("whole", "sequential", None, 4), ("diagonals", "wavefront", None, 1)],
+)
+def test_drawing_sees_the_same_sketch_and_guidance_takes_it_away(near: str, order: str, codes: int | None, length: int) -> None:
+    """A sketch for a clip of 5 frames; one of 3 is filled up to 4 and then ends, others end by themselves."""
+    net, text, seeds, sketch = generator(near, codes, sketch=3), words(2), torch.tensor([5, 6]), clips(2, length, codes, seed=4)
     ids, logits = watched(net, text, seeds, 5, {"sketch": sketch}, order=order, guidance=2.0)
-    whole = torch.cat([sketch, torch.full_like(sketch[:, :2], net.nothing)], dim=1)
+    whole = torch.cat([sketch, torch.full_like(sketch[:, :1].expand(-1, 5 - length, *sketch.shape[2:]), net.nothing)], dim=1)
     with_both = net(ids, text, anything(2), sketch=whole).detach()
     without = net(ids, text.without(torch.ones(2, dtype=torch.bool)), anything(2)).detach()
     torch.testing.assert_close(logits[:2], with_both, rtol=0, atol=1e-5)
     torch.testing.assert_close(logits[2:], without, rtol=0, atol=1e-5)
     bare = net(ids, text, anything(2)).detach()
-    assert (with_both - bare)[:, :3].abs().mean() > 0.01
+    assert (with_both - bare)[:, :length].abs().mean() > 0.01
     none = {"sketch": torch.full_like(sketch, net.nothing)}
     assert torch.equal(drawn(net, text, seeds, 4, none), drawn(net, text, seeds, 4)), "nothing is no sketch"
 
@@ -105,12 +109,32 @@ def test_some_sketches_have_gaps_of_any_size() -> None:
         assert torch.equal(seen["sketch"][there[-1]], batch.sketch[there[-1]])
     whole, half, all_ = there
     assert whole.all()
-    assert 0.5 < half.all(1).double().mean() < 0.7, "a half without gaps, and a fifth of those that lost nothing"
-    assert torch.bincount(all_.sum(1), minlength=5).double().sub(80).abs().max() < 30, "0 to 4 frames, each as often"
+    for found, wanted in ((all_, [80, 80, 80, 80, 80]), (half, [40, 40, 40, 40, 240])):  # the other half has no gaps
+        counts = torch.bincount(found.sum(1), minlength=5)
+        assert (counts - torch.tensor(wanted)).abs().max() < 30, "0 to 4 frames, each as often"
     assert all_.double().mean(0).sub(0.5).abs().max() < 0.08
+    kept, both = [], GridLossConfig(sketch_dropout_prob=0.5, sketch_gaps_prob=0.5)
+    for config in (both.model_copy(update={"sketch_gaps_prob": 0.0}), both):
+        GridLosses(config).turn({"generator": net}, batch, Context(0, 0, places))
+        kept.append((seen["sketch"] != net.nothing).all(3).all(2))
+    assert torch.equal(kept[1], kept[0] & half), "some are taken away as a whole, too"
     half_again = GridLosses(GridLossConfig(sketch_dropout_prob=0.0, sketch_gaps_prob=0.5))
     half_again.turn({"generator": net}, with_sketch(clips(400)[7:9], clips(400, seed=4)[7:9], [4, 4]), Context(0, 0, places[7:9]))
     assert torch.equal((seen["sketch"] != net.nothing).all(3).all(2), half[7:9]), "of its place in the stream alone"
+
+
+def test_captions_lengths_and_sketches_are_taken_away_each_for_itself() -> None:
+    """Each of the eight ways to leave some of them as often as the others: 50 of 400 times."""
+    net, seen = generator(sketch=3), dict[str, Tensor]()
+    net.register_forward_hook(
+        lambda module, given, out: seen.update(text=given[1].mask.any(1), told=given[2] < LENGTHS - 1, sketch=given[4])
+    )
+    losses = GridLosses(GridLossConfig(text_dropout_prob=0.5, length_dropout_prob=0.5, sketch_dropout_prob=0.5))
+    batch = with_sketch(clips(400), clips(400, seed=4), [4] * 400)
+    losses.turn({"generator": net}, batch, Context(0, 0, torch.arange(400)))
+    there = (seen["sketch"] != net.nothing).flatten(1).all(1)
+    counts = torch.bincount(seen["text"] * 4 + seen["told"] * 2 + there, minlength=8)
+    assert (counts - 50).abs().max() < 25, counts
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -34,6 +34,18 @@ def test_replay_is_the_plain_loop(near: str, codes: int | None, guidance: float)
     assert torch.equal(longer[:, :9], plain)
 
 
+@pytest.mark.parametrize("near", ["window", "diagonals"])
+def test_sketches_replay_as_the_plain_loop_draws_them(near: str) -> None:
+    """One of 3 frames is filled up to 4, so it takes the recording of one of 4."""
+    writer = GridWriter(Lean(generator(near, sketch=3).to(DEVICE)), GridSampleConfig())
+    text, seeds, sampler = words(3).to(DEVICE), torch.arange(3, device=DEVICE), GridSampler(writer)
+    for length in (3, 4):
+        sketch = clips(3, length, seed=length).to(DEVICE)
+        plain = torch.cat(list(GridSampler(writer, recorded=False)(text, seeds, 6, sketch=sketch)), dim=1)
+        assert torch.equal(torch.cat(list(sampler(text, seeds, 6, sketch=sketch)), dim=1), plain)
+    assert len(sampler.recordings) == (2 if NEAR[near].first_whole else 1)
+
+
 def test_scenes_replay_as_the_plain_loop_draws_them() -> None:
     writer = GridWriter(Lean(generator().to(DEVICE)), GridSampleConfig())
     scenes, seeds = [(words(3, 4, seed).to(DEVICE), 4) for seed in (1, 2, 1)], torch.arange(3, device=DEVICE)

@@ -245,6 +245,13 @@ def test_a_wrong_call_is_told(session: Session, call: dict[str, Any], said: str)
     assert not chunks(session)
 
 
+@pytest.mark.parametrize("keyframes", [grey(1), [grey(1)], "a.png", 3], ids=["array", "list", "file", "number"])
+def test_keyframes_without_places_are_told(session: Session, keyframes: Any) -> None:
+    kind = type(keyframes).__name__
+    with pytest.raises(UserError, match=f"keyframes is a {kind}; expected pictures by their places: {{0: FIRST, -1: LAST}}"):
+        session.sample("a", keyframes=keyframes)
+
+
 def test_what_is_of_clips_is_refused_elsewhere(generated: Path) -> None:
     muse = load(generated, device="cpu")
     with pytest.raises(UserError, match="recipe muse draws pictures; scenes is for clips: leave it out"):

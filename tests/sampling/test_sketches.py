@@ -192,6 +192,7 @@ def test_what_is_refused(session: Session, tmp_path: Path) -> None:
         ([grey(0)], "a clip is a list; expected a file"),
         ({}, "sketch has no frames; give one or more, each with its place, or leave sketch out"),
         ((), "sketch has no frames; give one or more"),
+        ((grey(0), grey(1)), "sketch is a tuple; expected pictures by their places: {0: FIRST, -1: LAST}"),
         ({5: grey(0)}, "a sketch is for frame 5, and the clip has 5 frames: 0 to 4"),
         ({4: grey(0), -1: grey(1)}, "frame 4 of 5 is given twice, once by the sketch -1"),
         ({"0": grey(0)}, "sketch has the place '0'; expected whole numbers"),
