@@ -16,10 +16,12 @@ import torch
 from torch import Tensor, nn
 
 WARM_UP_STEPS = 3  # libraries choose kernels and take workspaces in their first calls, which must not be recorded
+MOST_KEPT = 8  # ways to draw whose recordings are kept; a cascade of six stages draws in six
 
 Setup = TypeVar("Setup")
 State = TypeVar("State")
 Net = TypeVar("Net", bound=nn.Module)
+Thing = TypeVar("Thing")
 
 
 class Recording(Generic[Setup, State]):
@@ -66,6 +68,26 @@ class Lean(Generic[Net]):
         """Takes over the weights as they are now. They stay where they are, so recordings go on reading them."""
         if self.bf16:
             torch._foreach_copy_(list(self.passes.parameters()), list(self.net.parameters()))
+
+
+class Kept(Generic[Thing]):
+    """What was made last, by key. Recordings hold memory of the device, and who is served for long asks in many ways."""
+
+    def __init__(self, most: int = MOST_KEPT) -> None:
+        self.most = most
+        self._things: dict[Hashable, Thing] = {}  # in the order in which they were asked for
+
+    def find(self, key: Hashable, make: Callable[[], Thing]) -> Thing:
+        """That of the key, made if it is not there any more; the one that was not asked for the longest then goes."""
+        thing = self._things.pop(key) if key in self._things else make()
+        self._things[key] = thing
+        if len(self._things) > self.most:
+            del self._things[next(iter(self._things))]
+        return thing
+
+    def clear(self) -> None:
+        """Forgets all."""
+        self._things.clear()
 
 
 def shapes_of(*items: Any) -> tuple[Any, ...]:

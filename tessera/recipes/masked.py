@@ -18,6 +18,7 @@ from tessera.generators.masked.sample import MaskedSampleConfig, sample
 from tessera.generators.masked.stage import MaskedStageConfig, build_nets, build_stage
 from tessera.recipes.captions import Prompts
 from tessera.recipes.generator import MakeLoader, MakeNets, MakePreview, generator_step
+from tessera.recording import Kept
 from tessera.text.encoders import TextConfig, build_encoder, encode_text, text_width
 
 
@@ -42,7 +43,7 @@ class TokenDrawer:
 
     def __init__(self, text: TextConfig, device: torch.device, bf16: bool) -> None:
         self.prompts, self.bf16 = Prompts(text, device), bf16
-        self._samplers: dict[tuple[str, str], GraphedSampler] = {}
+        self._samplers = Kept[GraphedSampler]()
 
     def forget(self) -> None:
         """Steps that were recorded, because the networks have changed."""
@@ -59,10 +60,10 @@ class TokenDrawer:
         negative = None if negatives is None or options.guidance == 1 else self.prompts(nets, negatives)
         if options.order == "critic" and "critic" not in nets:
             raise UserError(f"order critic needs a critic, and {stage} has none; train one: {stage}.critic.kind=net, or head")
-        key = stage, options.model_dump_json()
-        if key not in self._samplers:
-            self._samplers[key] = GraphedSampler(generator, options, nets.get("critic"), self.bf16)
-        return self._samplers[key](text, seeds, negative, known, low, frames).unflatten(1, generator.grid)
+        sampler = self._samplers.find(
+            (stage, options.model_dump_json()), lambda: GraphedSampler(generator, options, nets.get("critic"), self.bf16)
+        )
+        return sampler(text, seeds, negative, known, low, frames).unflatten(1, generator.grid)
 
 
 def draw_preview(

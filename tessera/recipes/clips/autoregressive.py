@@ -21,7 +21,7 @@ from tessera.recipes.captions import Prompts
 from tessera.recipes.clips.config import KIND, AutoregressiveClipSampleConfig, AutoregressiveClipsConfig
 from tessera.recipes.clips.given import given_latents
 from tessera.recipes.clips.scenes import goes_on, no_going_on, spans_of
-from tessera.recording import Lean
+from tessera.recording import Kept, Lean
 from tessera.text.encoders import build_encoder, encode_text, text_width
 from tessera.tokenizers.video.model import VideoTokenizer
 
@@ -67,17 +67,14 @@ class AutoregressiveLatents:
     ) -> None:
         self.config, self.nets, self.tokenizer, self.lean = config, nets, tokenizer, Lean(generator_of(nets), bf16)
         self.prompts = Prompts(config.text, device)
-        self._samplers: dict[str, GridSampler] = {}
+        self._samplers = Kept[GridSampler]()
 
     def sampler(self, options: AutoregressiveClipSampleConfig) -> GridSampler:
         """The one for these options."""
         own = GridSampleConfig.part_of(options)
-        key = own.model_dump_json()
-        if key not in self._samplers:
-            if self.config.base.model.nearby.whole and own.order == "wavefront":
-                raise UserError("order wavefront needs a window, and this generator sees whole frames; use order auto")
-            self._samplers[key] = GridSampler(GridWriter(self.lean, own))
-        return self._samplers[key]
+        if self.config.base.model.nearby.whole and own.order == "wavefront":
+            raise UserError("order wavefront needs a window, and this generator sees whole frames; use order auto")
+        return self._samplers.find(own.model_dump_json(), lambda: GridSampler(GridWriter(self.lean, own)))
 
     def pieces(self, chunk: Chunk, takes: Sequence[Sequence[Scene]]) -> Iterator[Piece]:
         """Those of the whole clip: as many latent frames at once as a training clip has, for the sake of decoding."""

@@ -36,6 +36,7 @@ from tessera.recipes.dalle2.latent import from_canvas, to_canvas
 from tessera.recipes.dalle2.nets import imagined, read_base, recalls, sampler_of, told_base, told_prior, told_upsampler
 from tessera.recipes.pictures import at_size, covered, covered_cells, pictures
 from tessera.recipes.precision import full_precision
+from tessera.recording import Kept
 
 LOSS_CHUNK = 64  # pictures
 OF_OTHERS = [name for name in Dalle2SampleConfig.model_fields if name not in OF_UPSAMPLERS]
@@ -51,7 +52,7 @@ class Painter:
         self.prompts = Prompts(config.text, device)
         self.sphere = Sphere(config, stages.get("embedder", {}), self.prompts)
         self._bf16 = device.type == "cuda" and config.engine.precision == "bf16"
-        self._samplers: dict[tuple[str, str], DiffusionSampler] = {}
+        self._samplers = Kept[DiffusionSampler]()
         self._compiled = False
 
     # --- sizes
@@ -248,11 +249,10 @@ class Painter:
 
     def sampler(self, name: str, stage: DiffusionStageConfig, options: DiffusionSampleConfig) -> DiffusionSampler:
         """Kept for each way to draw, with its recordings."""
-        key = name, options.model_dump_json()
-        if key not in self._samplers:
-            net = self.stages[name]["generator"]
-            self._samplers[key] = sampler_of(net, stage, options, bf16=self._bf16, records=True)
-        return self._samplers[key]
+        net = self.stages[name]["generator"]
+        return self._samplers.find(
+            (name, options.model_dump_json()), lambda: sampler_of(net, stage, options, bf16=self._bf16, records=True)
+        )
 
     def compile(self) -> None:
         """All denoisers, layer by layer. Steps that were recorded before are forgotten."""

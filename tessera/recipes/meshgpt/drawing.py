@@ -20,7 +20,7 @@ from tessera.media.meshes import Mesh
 from tessera.recipes.captions import Prompts
 from tessera.recipes.meshgpt.config import MeshGPTConfig, MeshSampleConfig
 from tessera.recipes.meshgpt.tokens import in_bins, meshes_of, tokens_of
-from tessera.recording import Lean
+from tessera.recording import Kept, Lean
 
 LOSS_CHUNK = 16  # meshes
 
@@ -35,7 +35,7 @@ class Sculptor:
         self.prompts, self.tokens = Prompts(config.text, device), tokens_of(config)
         generator: Any = stages["base"]["generator"]
         self.lean = Lean(generator, device.type == "cuda" and config.engine.precision == "bf16")
-        self._samplers: dict[str, Sampler] = {}
+        self._samplers = Kept[Sampler]()
 
     @property
     def nets(self) -> Nets:
@@ -64,10 +64,7 @@ class Sculptor:
     def sampler(self, options: MeshSampleConfig) -> Sampler:
         """One for each set of options: on a GPU it keeps what it recorded."""
         plain = AutoregressiveSampleConfig.part_of(options)
-        key = plain.model_dump_json()
-        if key not in self._samplers:
-            self._samplers[key] = Sampler(Writer(self.lean, plain, self.tokens.constraint))
-        return self._samplers[key]
+        return self._samplers.find(plain.model_dump_json(), lambda: Sampler(Writer(self.lean, plain, self.tokens.constraint)))
 
     def begun(self, chunk: Chunk, most: int) -> Known | None:
         """The faces of a partial mesh, which lies where and is as large as it will be in the whole one."""
