@@ -349,9 +349,9 @@ def test_the_width_of_listed_embeddings_is_filled_in(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="embedding_width is not known"):
         step(config, "base").serves()
     assert settle(config, source, ["base"]).embedding_width == 24
-    with pytest.raises(UserError, match="embedding_width=9, .*and those of the data have 24"):
+    with pytest.raises(UserError, match=r"embedding_width=9, .* and those of the data have 24"):
         settle(config.model_copy(update={"embedding_width": 9}), source, ["base"])
-    with pytest.raises(UserError, match=r"embedding_width=9, and a pair has embedder\.model\.width"):
+    with pytest.raises(UserError, match=r"embedding_width=9, .* and a pair has embedder\.model\.width"):
         settle(tiny().model_copy(update={"embedding_width": 9}), source, ["base"])
     assert settle(tiny(), source, ["base"]).embedding_width is None
 
