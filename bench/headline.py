@@ -59,7 +59,7 @@ class Headline:
 CLIPS = "data.start=first data.workers=4 engine.validate_every_steps=1000 engine.preview_every_steps=5000"
 FRAMES = " ".join(f"base.loss.frames.{name}_prob={prob}" for name, prob in
                   {"prefix": 0.1, "between": 0.05, "later": 0.1, "shorter": 0.05}.items())  # fmt: skip
-DIGITS, SHAPES, FURNITURE = "digits --n 36000", "shapes --n 40000 --max-shapes 2", "furniture --n 20000"
+DIGITS, SHAPES, FURNITURE = "digits --n 48000", "shapes --n 40000 --max-shapes 2", "furniture --n 20000"
 MESHES = "base.model.dropout=0.1 engine.validate_every_steps=500"
 SPRITES = (
     "data.frames=13 data.start=first data.validation_fraction=0.1 text.length=160 base.steps=900 base.model.dropout=0.3 "
@@ -80,7 +80,7 @@ JUDGED = "evaluate RUN --n 256 --set sample.chunk=64"
 TOLD = "sample RUN --request STORY -n 2 --out RUN/../story"
 DRAWN = "bench/quiet.py bench/draw.py RUN"
 COUNTED = "bench/options.py RUN --n 512"
-SURELY = "bench/options.py RUN --n 1024"  # enough to tell directions apart
+SURELY = "bench/options.py RUN --n 2048"  # enough to tell directions apart: of each its share is then known to about a point
 TRIED = "bench/options.py RUN --tries as-it-is"
 BEST = ("evaluate RUN --n 144 --checkpoint best --set sample.chunk=48",)
 
@@ -143,6 +143,7 @@ HEADLINES = {
         "embedder.steps=1000 prior.steps=3000 prior.optim.lr=1e-3 base.steps=6000 base.optim.lr=8e-4 upsampler1.steps=1500 "
         f"upsampler1.optim.lr=8e-4 {CASCADE}",
         ("bench/cascade.py RUN --n 256 --samplers euler ddim", "evaluate RUN --n 512",
+         "evaluate RUN --n 512 --set evaluate.seed=1 sample.sampler=ddim sample.eta=1",
          f"{TRIED} guidance=1.5 guidance=6 embedding_guidance=2 embedding_guidance=0.5"), drawn=8,
         quick="embedder.steps=2 prior.steps=2 base.steps=2 upsampler1.steps=2",
     ),
