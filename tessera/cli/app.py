@@ -140,7 +140,8 @@ def sample(
     print(drawn.by)
     name, again = shlex.quote(str(run)), shlex.quote(str(drawn.samples[0].path.with_suffix(".json")))
     data = "" if (run / "config.yaml").is_file() else " --set data.path=FOLDER"  # an export does not know where its data lie
-    print(f"next: tessera sample {name} --request {again}   draws the first again   or   tessera evaluate {name}{data}")
+    judge = f"   or   tessera evaluate {name}{data}" if drawn.judged else ""
+    print(f"next: tessera sample {name} --request {again}   draws the first again{judge}")
 
 
 @app.command()
@@ -177,13 +178,14 @@ def export(
     checkpoint: Annotated[str, typer.Option(metavar="NAME", help="latest, best or step-N.")] = "latest",
 ) -> None:
     """Write what use needs of a run into a folder that travels: weights, config, model card."""
-    from tessera.sampling.package import export_run, next_command
+    from tessera.sampling.package import export_run
+    from tessera.sampling.uses import after_export
 
     export_run(run, out, checkpoint)
     for file in sorted(path for path in out.rglob("*") if path.is_file()):
         print(f"{file}  {file.stat().st_size:,} bytes")
     print(f"the licence in {out / 'README.md'} is yours to write")
-    print(f"next: {next_command(run, out)}")
+    print(f"next: {after_export(run, out)}")
 
 
 @app.command()
@@ -347,16 +349,10 @@ def finish(run: Path) -> None:
     pictures = [path for path in samples if path.suffix in (".png", ".gif")]
     if pictures:
         print(f"pictures: {max(pictures, key=lambda path: (path.stem, path.suffix == '.gif'))}")
-    name, trained = shlex.quote(str(run)), [latest.parent.parent.name for latest in stages]
-    first = f'tessera sample {name} "PROMPT"   or   tessera evaluate {name}'
-    last = trained[-1] if trained else None  # all stages come from elsewhere
-    if last == "tokenizer":
-        first = f"tessera export {name} --out DIR"
-    elif last is not None and "base" not in trained and not (run / "taken.json").exists():
-        if last in ("embedder", "prior"):  # which draw nothing
-            first = f"tessera resume {name}   to go on with the next stage"
-        elif last.startswith("upsampler"):
-            first = f'tessera sample {name} "" --image FILE --set sample.start={last}'
+    from tessera.sampling.uses import after_training
+
+    name, last = shlex.quote(str(run)), stages[-1].parent.parent.name if stages else None  # None: all come from elsewhere
+    first = after_training(run, last)
     print(f"next: {first}" + (f"   or   tessera resume {name} --set {last}.steps=N   to train longer" if last else ""))
 
 

@@ -29,6 +29,7 @@ from tessera.recipes.dalle2.drawing import Painter
 from tessera.sampling.request import make_request
 from tessera.sampling.session import Session, load
 from tessera.sampling.stored import place_for_results
+from tessera.sampling.uses import can_be_judged
 
 
 def evaluate_run(
@@ -59,7 +60,7 @@ def evaluate_run(
 
 def judge_pictures(session: Session, root: Any, data: Any, world: World, say: Say) -> Evaluation:
     """By pictures at the size that the model draws; `root` is the run's config with what the user set."""
-    if not session.draws and "tokenizer" not in session.nets:
+    if not can_be_judged(session):
         raise UserError(f"nothing that can be judged is trained yet (trained: {', '.join(session.nets)}); tessera resume goes on")
     given = given_extractor(root.evaluate, session.device)
     judge = None if given is None else shared(given, world)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from tessera.config import ImageDataConfig, UserError, VideoDataConfig
 from tessera.contracts import Nets
 from tessera.engine.checkpoint import read_json
 from tessera.sampling.stored import Stored, StoredStage, our_version
+from tessera.sampling.uses import way_to_draw
 
 NAMED = ("tessera", "torch", "numpy", "python", "platform", "device", "ranks")  # of env.json
 
@@ -143,7 +144,7 @@ def write_card(
         f"---\nlibrary_name: tessera\ntags: [tessera, {stored.recipe.name}]\n---\n\n# {name}",
         f"A `{stored.recipe.name}` model made with Tessera: {stored.recipe.summary}.\nTrained stages: {trained}.",
         f'## Use\n\n    pip install tessera-gen\n\n```python\nimport tessera\n\nmodel = tessera.load("{name}")\n'
-        f"{draws if 'base' in stages else ''}"
+        f"{drawing_line(stored.config, stages, draws)}"
         f"{reads if 'tokenizer' in stages or stored.recipe.medium == 'mesh' else ''}```",
         _data_section(stored, first),
         *(_stage_section(stage, stages[stage], evidence[stage], models[stage]) for stage in stages),
@@ -151,6 +152,16 @@ def write_card(
         "## Licence\n\nNot stated yet. Whoever publishes this model writes it here; the weights are made from the data above.",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def drawing_line(config: Any, stages: Collection[str], draws: str) -> str:
+    """Without a prior a cascade starts from a picture, or its embedding."""
+    way = way_to_draw(config, stages)
+    if way is None or way.given == "prompt":
+        return "" if way is None else draws
+    file = "picture.png" if way.given == "image" else "embedding.npy"
+    options = "" if way.start is None else f', options={{"start": "{way.start}"}}'
+    return f'model.sample("", image="{file}", seed=0{options})[0].save("drawn.png")\n'
 
 
 def _data_section(stored: Stored, evidence: Evidence) -> str:

@@ -12,9 +12,7 @@ in; the tokenizer's critic, which training alone asks, is not.
 
 from __future__ import annotations
 
-import json
 import os
-import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from tessera.config import UserError
 from tessera.engine.checkpoint import write_tensors
 from tessera.files import digest, in_the_way, sync_folder, write_json, write_text
 from tessera.sampling.card import Evidence, describe_model, gather_evidence, write_card
-from tessera.sampling.stored import EXPORT_FORMAT, Stored, build_nets, open_run, our_version, read_run
+from tessera.sampling.stored import EXPORT_FORMAT, Stored, build_nets, open_run, our_version
 
 
 def export_run(run: Path | str, out: Path | str, checkpoint: str = "latest") -> Path:
@@ -47,19 +45,6 @@ def export_run(run: Path | str, out: Path | str, checkpoint: str = "latest") -> 
         shutil.rmtree(temporary, ignore_errors=True)
     sync_folder(out.parent)
     return out
-
-
-def next_command(run: Path, out: Path) -> str:
-    """What to do with an export, as one types it: draw; where no generator is in it, look at what its tokenizer keeps."""
-    if (out / "base").is_dir():
-        return f'tessera sample {shlex.quote(str(out))} "PROMPT"'
-    medium, model = read_run(run)[0].medium, f"tessera.load({json.dumps(str(out))})"
-    codes = {
-        "picture": f'import tessera; {model}.reconstruct("PICTURE")[0].save("reconstruction.png")',
-        "clip": "import tessera; from tessera.media.clip_files import encode_gif; "
-        f'open("reconstruction.gif", "wb").write(encode_gif({model}.reconstruct("CLIP")[0]))',
-    }
-    return f"python -c {shlex.quote(codes[medium])}" if medium in codes else f"tessera resume {shlex.quote(str(run))}"
 
 
 def without_places(value: Any) -> Any:

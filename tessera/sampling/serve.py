@@ -16,6 +16,7 @@ from tessera.sampling.export import SUFFIXES, Written, refuse_existing, sample_n
 from tessera.sampling.request import Request, make_request, read_prompts, read_request
 from tessera.sampling.session import Session, load
 from tessera.sampling.stored import our_version, place_for_results
+from tessera.sampling.uses import can_be_judged
 from tessera.sampling.vectors import is_vector
 from tessera.text.bytes import ByteTextConfig, num_bytes
 
@@ -27,6 +28,7 @@ class Drawn:
     samples: list[Written]
     folder: Path
     by: str  # which stages drew, in words
+    judged: bool  # whether `tessera evaluate` has something to judge
 
 
 def draw_to_files(
@@ -45,7 +47,7 @@ def draw_to_files(
     suffixes = (*SUFFIXES[session.recipe.medium], ".json")
     refuse_existing(folder, [f"{name}{suffix}" for name in sample_names(request) for suffix in suffixes])
     written = write_samples(folder, request, session.serve(request), made_by(session, request))
-    return Drawn(written, folder, drawn_by(session, request))
+    return Drawn(written, folder, drawn_by(session, request), can_be_judged(session))
 
 
 def read_call(

@@ -212,23 +212,33 @@ def test_a_folder_that_is_not_there_is_asked_for_as_what_it_should_hold(tessera:
     assert f"nowhere does not exist; expected a folder of {expected}" in ended.err
 
 
+DRAWS = 'tessera sample RUN "PROMPT"   or   tessera evaluate RUN'
+
+
 @pytest.mark.parametrize(
-    ("stages", "following"),
+    ("recipe", "stages", "following"),
     [
-        (["tokenizer"], "tessera export RUN --out DIR"),
-        (["tokenizer", "base"], 'tessera sample RUN "PROMPT"   or   tessera evaluate RUN'),
-        (["embedder"], "tessera resume RUN   to go on with the next stage"),
-        (["embedder", "prior"], "tessera resume RUN   to go on with the next stage"),
-        (["upsampler1"], 'tessera sample RUN "" --image FILE --set sample.start=upsampler1'),
-        (["embedder", "base", "prior"], 'tessera sample RUN "PROMPT"   or   tessera evaluate RUN'),
+        ("muse", ["tokenizer"], "tessera export RUN --out DIR"),
+        ("muse", ["tokenizer", "base"], DRAWS),
+        ("meshgpt", ["base"], DRAWS),
+        ("dalle2", ["embedder"], "tessera resume RUN   to go on with the next stage"),
+        ("dalle2", ["embedder", "prior"], "tessera resume RUN   to go on with the next stage"),
+        ("dalle2", ["upsampler1"], 'tessera sample RUN "" --image FILE --set sample.start=upsampler1'),
+        ("dalle2", ["embedder", "base", "prior"], DRAWS),
+        (
+            "dalle2",
+            ["embedder", "base"],
+            'tessera sample RUN "" --image FILE   or   tessera resume RUN --stage prior   to draw from prompts',
+        ),
     ],
 )
 def test_after_training_comes_what_can_be_done(
-    stages: list[str], following: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recipe: str, stages: list[str], following: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "config.yaml").write_text(dump_yaml(pipeline.resolve(recipe, preset="tiny")))
     for age, stage in enumerate(stages):
         latest = tmp_path / stage / "checkpoints" / "latest"
-        latest.parent.mkdir(parents=True)
+        (latest.parent / "step-000002").mkdir(parents=True)
         latest.write_text("step-000002")
         os.utime(latest, (age, age))
     finish(tmp_path)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +16,7 @@ from PIL import Image
 
 from tessera import pipeline
 from tessera.batches import PairBatch, TextStates
-from tessera.config import UserError
+from tessera.config import TarEmbeddingsConfig, UserError
 from tessera.contracts import Chunk, Context
 from tessera.generators.diffusion.degrade import NoiseConfig
 from tessera.recipes.dalle2.config import UpsamplerConfig
@@ -21,9 +24,11 @@ from tessera.recipes.dalle2.drawing import Painter
 from tessera.recipes.dalle2.nets import read_upsampler, upsampler_nets
 from tessera.sampling.serve import draw_to_files
 from tessera.sampling.session import Session, load
+from tessera.sampling.uses import Way, after_training, way_to_draw
+from tests.cli.conftest import tessera
 from tests.recipes.test_dalle2_drawing import photo, run, session, workshop
 
-__all__ = ["photo", "run", "session", "workshop"]
+__all__ = ["photo", "run", "session", "tessera", "workshop"]
 
 
 def test_a_gap_between_trained_stages_is_told(session: Session) -> None:
@@ -88,6 +93,66 @@ def test_the_json_of_an_enlarged_picture_draws_it_again_whatever_the_run_says_si
     assert drawn("again", request=written) == first
     with pytest.raises(UserError, match="=7 is not for upsampler1"):
         drawn("other", "sample.start=upsampler1", "sample.steps=7")
+
+
+# ---- what the commands say comes next
+
+
+def with_stages(run: Path, place: Path, stages: Sequence[str]) -> Path:
+    """A copy in which no other ones are trained."""
+    skip = {"embedder", "prior", "base", "upsampler1"} - set(stages)
+    return Path(shutil.copytree(run, place, ignore=lambda folder, names: skip & set(names)))
+
+
+@pytest.mark.parametrize(
+    ("stages", "way"),
+    [
+        (["embedder", "base"], '"" --image FILE'),
+        (["embedder", "base", "upsampler1"], '"" --image FILE'),
+        (["embedder", "prior", "base"], '"PROMPT"'),
+        (["upsampler1"], '"" --image FILE --set sample.start=upsampler1'),
+    ],
+    ids=" ".join,
+)
+def test_the_next_command_works_whatever_is_trained(
+    run: Path, photo: Image.Image, tmp_path: Path, tessera: Callable[..., Any], stages: list[str], way: str
+) -> None:
+    """After training, after an export, and after drawing."""
+    mine = with_stages(run, tmp_path / "mine", stages)
+    photo.save(tmp_path / "FILE", "PNG")
+    assert after_training(mine, stages[-1]).startswith(f"tessera sample {mine} {way}")
+    ended = tessera("export", mine, "--out", "both")
+    assert ended.out.splitlines()[-1] == f"next: tessera sample both {way}"
+    for model in (mine, "both"):
+        ended = tessera("sample", model, *shlex.split(way))
+        assert ended.code == 0, ended.err
+        again, *judge = ended.out.splitlines()[-1].split("   or   ")
+        following = shlex.split(again.partition("   ")[0].removeprefix("next: tessera "))
+        assert tessera(*following, "--out", f"{model}-again").code == 0
+        data = " --set data.path=FOLDER" if model == "both" else ""
+        assert judge == ([f"tessera evaluate {model}{data}"] if "base" in stages else [])
+    card = (tmp_path / "both" / "README.md").read_text()
+    assert ('model.sample("PROMPT"' in card) == ("prior" in stages)
+    assert ('model.sample("", image="picture.png"' in card) == ("prior" not in stages)
+
+
+def test_an_export_that_draws_nothing_is_trained_on(run: Path, tmp_path: Path, tessera: Callable[..., Any]) -> None:
+    mine = with_stages(run, tmp_path / "mine", ["embedder", "prior"])
+    assert tessera("export", mine, "--out", "both").out.splitlines()[-1] == f"next: tessera resume {mine}"
+
+
+def test_without_anything_that_embeds_pictures_an_embedding_is_asked_for(session: Session) -> None:
+    config = session.config.model_copy(update={"embeddings": TarEmbeddingsConfig()})
+    assert way_to_draw(config, ["base", "upsampler1"]) == Way("embedding")
+
+
+def test_where_an_upsampler_between_others_is_missing_the_last_one_draws(session: Session) -> None:
+    config = session.config.model_copy(update={"upsampler2": session.config.upsampler1})
+    assert way_to_draw(config, ["prior", "base", "upsampler2"]) == Way("image", "upsampler2")
+    assert way_to_draw(config, ["prior", "base", "upsampler1"]) == Way("prompt")
+
+
+# ---- parts that they learn from
 
 
 def ramps(num: int, height: int, width: int) -> torch.Tensor:

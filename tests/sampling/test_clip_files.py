@@ -19,9 +19,9 @@ from tessera.config import VideoDataConfig
 from tessera.media.clips import AvMissing, Clip, read_clip
 from tessera.nn.quantizers import FSQConfig
 from tessera.sampling.card import describe_model, gather_evidence, write_card
-from tessera.sampling.package import next_command
 from tessera.sampling.session import Session
 from tessera.sampling.stored import Stored, StoredStage
+from tessera.sampling.uses import use_of_export
 from tests.cli.conftest import tessera
 from tests.sampling.clipmaker import FLICKER, STORY, ClipConfig, chunks, clip_session, colour_of, grey, greys, session, write_gif
 
@@ -172,8 +172,7 @@ def test_the_card_counts_tokens_of_clips(frames: int, steps: int) -> None:
 
 
 def test_what_to_do_with_an_export_without_a_generator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tessera.sampling.package.read_run", lambda run: (FLICKER, None))
-    said = next_command(tmp_path / "run", tmp_path / "out")
+    said = use_of_export(FLICKER, ClipConfig(), ["tokenizer"], tmp_path / "run", tmp_path / "out")
     code = shlex.split(said)[2]
     assert said.startswith("python -c ")
     monkeypatch.setattr("tessera.load", lambda path: clip_session(Path(path)))
