@@ -234,9 +234,12 @@ def data_check(
         raise UserError(f"none of the {things} in {path} can be used; repair or replace the files that are named as rejects")
     if as_json:
         return
-    first = "repair or remove the rejected files, then " if report.num_rejected else ""
+    first = ["repair or remove the rejected files, then "] * bool(report.num_rejected)
+    first += ["add captions (docs/data.md), then "] * report.short_of_captions
     recipe = {"meshes": "meshgpt", "clips": "phenaki"}.get(report.kind, "muse")
-    print(f"next: {first}tessera train {recipe} --data {shlex.quote(str(path))}")
+    train = f"tessera train {recipe} --data {shlex.quote(str(path))}"
+    without = f"   or   {train} --set text.kind=none" if report.short_of_captions else ""
+    print(f"next: {''.join(first)}{train}{without}")
 
 
 @data_app.command("prepare")

@@ -33,6 +33,8 @@ class Report:
     """More than the captioned samples where some have several."""
     uncaptioned: tuple[str, ...]
     """Samples without a caption."""
+    short_of_captions: bool
+    """Whether so many have none that training on captions would stop."""
     num_rejected: int
     rejects: tuple[Reject, ...]
     caption_examples: tuple[str, ...]
@@ -119,6 +121,10 @@ class Tally:
     def names(self, groups: Iterable[Sequence[int]]) -> tuple[tuple[str, ...], ...]:
         return tuple(tuple(self.source.name(index) for index in group) for group in groups)
 
+    def num_without(self) -> int:
+        """Samples without a caption, as training counts them: those that cannot be read among them."""
+        return sum(self.source.caption(index) is None for index in range(len(self.source)))
+
     def fields(self, rejects: Sequence[Reject], notes: Iterable[str]) -> dict[str, Any]:
         """What every report has."""
         captions = self.captions()
@@ -129,6 +135,7 @@ class Tally:
             "num_captioned": len(captions),
             "num_captions": sum(map(len, captions.values())),
             "uncaptioned": tuple(self.source.name(index) for index in self.seen if index not in captions),
+            "short_of_captions": self.num_without() > self.config.uncaptioned_budget * len(self.source),
             "num_rejected": len(rejects),
             "rejects": tuple(rejects),
             "caption_examples": _examples([_cut(texts[0]) for texts in captions.values()]),
@@ -158,8 +165,7 @@ class Tally:
                 f"{self.num_unreadable:,} of {len(self.source):,} {many} cannot be read, and data.corrupt_budget={budget:g} "
                 f"allows {budget:.0%}: training would stop; repair or remove them, or raise it"
             )
-        without = sum(self.source.caption(index) is None for index in range(len(self.source)))
-        if without > (budget := self.config.uncaptioned_budget) * len(self.source):
+        if (without := self.num_without()) > (budget := self.config.uncaptioned_budget) * len(self.source):
             yield (
                 f"{without:,} of {len(self.source):,} {many} have no caption, and data.uncaptioned_budget={budget:g} allows "
                 f"{budget:.0%}: training on captions would stop; add some, raise it, or set text.kind=none"

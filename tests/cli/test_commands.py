@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,25 @@ def test_data_check(tessera: Run, shapes: Path, tmp_path: Path) -> None:
     assert (found["num_samples"], found["num_rejected"]) == (1, 1)
     assert found["rejects"][0]["path"] == "bad.png"
     assert "bad.png" in tessera("data", "check", mixed).out
+
+
+def test_data_check_does_not_send_into_training_without_captions(
+    tessera: Run, shapes: Path, tmp_path: Path, tiny: list[str]
+) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for picture in sorted((shapes / "train").glob("*.png"))[:12]:
+        shutil.copy(picture, bare)
+    ended = tessera("data", "check", bare)
+    train = f"tessera train muse --data {bare}"
+    assert ended.out.splitlines()[-1] == f"next: add captions (docs/data.md), then {train}   or   {train} --set text.kind=none"
+    assert json.loads(tessera("data", "check", bare, "--json").out)["short_of_captions"]
+    few = [word for word in tiny if not word.startswith("text=")]
+    assert tessera("train", "muse", "--data", bare, "--dry-run", *few).code == 2
+    assert tessera("train", "muse", "--data", bare, "--dry-run", *few, "text.kind=none").code == 0
+    (bare / "bad.png").write_bytes(b"no")
+    said = tessera("data", "check", bare).out.splitlines()[-1]
+    assert said.startswith("next: repair or remove the rejected files, then add captions (docs/data.md), then tessera train muse")
 
 
 def test_data_synth(tessera: Run, tmp_path: Path) -> None:
