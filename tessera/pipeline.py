@@ -64,6 +64,7 @@ def resolve(
     if Path(target).suffix in (".yaml", ".yml") or Path(target).is_file():
         layers.append(read_yaml(Path(target)))
         name = str(layers[0].values.get("recipe", "muse"))
+    unnamed = bool(layers) and "recipe" not in layers[0].values
     recipe, own = find_recipe(name), parse_sets(sets)
     in_file = str(layers[0].values.get("preset", "small")) if layers else "small"
     chosen = str(own.values.get("preset", preset or in_file))
@@ -79,7 +80,12 @@ def resolve(
     if data is not None:
         layers.append(Layer.of({"data": {"path": data}}, "--data"))
     layers.append(own)
-    made = build(recipe.config_type, layers)
+    try:
+        made = build(recipe.config_type, layers)
+    except UserError as error:
+        if not unnamed:
+            raise
+        raise UserError(f"{error}\n({target} names no recipe, so it is read as one for {name}: write `recipe: NAME` in it)") from None
     trains = [train for train in pick(recipe.steps(made), stage) if train.origin is None]
     if steps is not None:  # behind --set, which may be what makes a stage; but what it says of steps itself stands
         named = [train.name for train in trains if isinstance(said := own.values.get(train.name), Mapping) and "steps" in said]

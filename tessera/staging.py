@@ -67,7 +67,9 @@ def refuse_moved(config: Any, folder: Path) -> None:
 
 
 def describe(config: Any, source: Source, world: World) -> Iterator[str]:
-    """What the data is, and what of it and of this machine does not go with the config, for the log."""
+    """What is trained, which a file need not say; what the data is, and what of it and of this machine does not go with the
+    config, for the log."""
+    yield f"recipe {config.recipe}, preset {config.preset}"
     if world.device.type == "cpu" and config.preset != "tiny":
         yield f"preset {config.preset} is meant for a GPU, and this is a CPU: steps will be slow; --preset tiny is made for one"
     if not isinstance(source, Stored):

@@ -321,7 +321,8 @@ def test_rejects_are_told_with_how_many_more_there_are(pictures: Path, tmp_path:
 
 def test_a_preset_for_a_gpu_is_told_on_a_cpu(pictures: Path) -> None:
     config = pipeline.resolve("muse", preset="small", data=str(pictures))
-    assert lines_of(config)[0].startswith("preset small is meant for a GPU, and this is a CPU")
+    assert lines_of(config)[:1] == ["recipe muse, preset small"]
+    assert lines_of(config)[1].startswith("preset small is meant for a GPU, and this is a CPU")
     assert not any("meant for a GPU" in line for line in [*lines_of(config, "meta"), *lines_of(small_config(pictures))])
 
 
