@@ -85,7 +85,9 @@ def resolve(
     except UserError as error:
         if not unnamed:
             raise
-        raise UserError(f"{error}\n({target} names no recipe, so it is read as one for {name}: write `recipe: NAME` in it)") from None
+        raise UserError(
+            f"{error}\n({target} names no recipe, so it is read as one for {name}; write recipe: NAME in it)"
+        ) from None
     trains = [train for train in pick(recipe.steps(made), stage) if train.origin is None]
     if steps is not None:  # behind --set, which may be what makes a stage; but what it says of steps itself stands
         named = [train.name for train in trains if isinstance(said := own.values.get(train.name), Mapping) and "steps" in said]

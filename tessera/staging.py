@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,14 +15,15 @@ from torch import nn
 from tessera.config import MeshDataConfig, UserError, VideoDataConfig, build
 from tessera.contracts import Loader, Stage, Train
 from tessera.data import opening
-from tessera.data.clip_sources import as_clip_source
+from tessera.data.clip_sources import UNREADABLE, as_clip_source
 from tessera.data.loader import Feed
 from tessera.data.mesh_sources import as_mesh_source
 from tessera.data.order import Cut
-from tessera.data.sources import Source, Stored, as_source, split_indices
+from tessera.data.sources import ImageFolder, Source, Stored, as_source, split_indices
 from tessera.engine.dist import World
 from tessera.engine.state import TrainState, place
 from tessera.engine.track import Journal
+from tessera.media.clips import read_facts
 from tessera.randomness import mix, mix_text
 from tessera.recipes import RECIPES
 from tessera.sampling.stored import (
@@ -37,6 +39,7 @@ from tessera.sampling.stored import (
 from tessera.text.bytes import ByteTextConfig, num_bytes
 
 MOST_TOLD = 8  # rejects, in the log
+MOST_LOOKED_AT = 32  # files that may be animations
 
 # --- data and config
 
@@ -83,10 +86,33 @@ def describe(config: Any, source: Source, world: World) -> Iterator[str]:
             f"data: {num:,} of {len(lengths):,} captions are cut after {most} bytes, and what follows is never learned; the "
             f"longest has {max(lengths):,}: raise text.length"
         )
+    yield from first_frames(source)
     yield from (f"data: {note}" for note in source.notes)
     yield from (f"data: rejected {reject.path}: {reject.reason}" for reject in source.rejects[:MOST_TOLD])
     if len(source.rejects) > MOST_TOLD:
         yield f"data: and {len(source.rejects) - MOST_TOLD:,} more; `tessera data check` lists them all"
+
+
+def first_frames(source: Stored) -> Iterator[str]:
+    """Animations that are taken for pictures, as far as the headers of a few files tell."""
+    if not isinstance(source, ImageFolder):
+        return
+    may_move = [index for index in range(len(source)) if source.name(index).lower().endswith((".gif", ".webp", ".png"))]
+    looked_at = may_move[:: math.ceil(len(may_move) / MOST_LOOKED_AT) or 1]
+    num = sum(is_animated(source.path(index)) for index in looked_at)
+    if num:
+        yield (
+            f"data: {num} of {len(looked_at)} files that were looked into are animations, of which the first frame alone is "
+            f"used; `tessera data check` counts them, and recipes of clips (phenaki, nuwa) learn from all frames"
+        )
+
+
+def is_animated(file: Path) -> bool:
+    """A file that cannot be read is told by whoever reads it."""
+    try:
+        return read_facts(file).num_frames > 1
+    except UNREADABLE:
+        return False
 
 
 def settled(config: Any, source: Source, trains: Sequence[Train]) -> Any:

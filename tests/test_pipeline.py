@@ -144,12 +144,12 @@ def test_a_file_that_names_no_recipe_is_told_which_one_it_is(
     run = tessera.train(file, run=tmp_path / "run")
     assert "recipe muse, preset tiny" in capsys.readouterr().err.splitlines()[1]
     assert "recipe muse, preset tiny" in (run / "log.txt").read_text()
-    told = r"mine.yaml names no recipe, so it is read as one for muse: write `recipe: NAME` in it"
+    told = r"mine.yaml names no recipe, so it is read as one for muse; write recipe: NAME in it"
     file.write_text("prior: {steps: 3}\n")
     with pytest.raises(UserError, match=told):
         pipeline.resolve(str(file))
     file.write_text("recipe: muse\nprior: {steps: 3}\n")
-    with pytest.raises(UserError, match="prior .*unknown key") as error:
+    with pytest.raises(UserError, match=r"prior .*unknown key") as error:
         pipeline.resolve(str(file))
     assert "names no recipe" not in str(error.value)
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from tessera import pipeline, rehearsal
 from tessera.config import UserError
@@ -317,6 +318,19 @@ def test_rejects_are_told_with_how_many_more_there_are(pictures: Path, tmp_path:
     rejected = [line for line in lines_of(small_config(folder)) if "rejected" in line or "more;" in line]
     assert len(rejected) == 9
     assert rejected[-1] == "data: and 3 more; `tessera data check` lists them all"
+
+
+def test_animations_that_are_taken_for_pictures_are_told(pictures: Path, tmp_path: Path) -> None:
+    frames = [Image.new("RGB", (16, 16), (shade, 0, 0)) for shade in range(0, 250, 5)]
+    for number in range(40):
+        moving = {"save_all": True, "append_images": frames[number + 1 : number + 3]} if number % 2 == 0 else {}
+        frames[number].save(tmp_path / f"{number:02d}.gif", **moving)
+        (tmp_path / f"{number:02d}.txt").write_text("red")
+    (told,) = [line for line in lines_of(small_config(tmp_path)) if "are animations" in line]
+    assert told.startswith("data: 20 of 20 files that were looked into are animations, of which the first frame alone is used;")
+    (tmp_path / "00.gif").write_bytes(b"no")
+    assert "data: 19 of 20 files" in "".join(lines_of(small_config(tmp_path)))
+    assert not any("are animations" in line for line in lines_of(small_config(pictures)))
 
 
 def test_a_preset_for_a_gpu_is_told_on_a_cpu(pictures: Path) -> None:
