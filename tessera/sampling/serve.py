@@ -87,20 +87,24 @@ def drawn_by(session: Session, request: Request) -> str:
         "clip": lambda: f": clips are {counted(asked_frames(request, session.config.data))} of {in_pixels(session)}",
         "mesh": lambda: "",
     }
-    told = f"{made_smaller(session, request)}{cut_short(session, request)}"
+    told = f"{fitted_first(session, request)}{cut_short(session, request)}"
     return f"drawn by {trained}{missing}{sizes[session.recipe.medium]()}{told}"
 
 
-def made_smaller(session: Session, request: Request) -> str:
-    """A picture that is to be enlarged, and was larger than what is."""
+def fitted_first(session: Session, request: Request) -> str:
+    """A picture that is to be enlarged, and had another size than what is."""
     if session.recipe.medium != "picture" or request.image is None or is_vector(request.image):
         return ""
     draw: Any = session.draw
     size, facts = draw.start_size(request.options), inspect_image(Path(request.image))[0]
-    if size == drawn_size(session) or min(facts.height / size[0], facts.width / size[1]) <= 1:
+    if size == drawn_size(session):
         return ""
-    was, seen = sized((facts.height, facts.width)), sized(size)
-    return f"; {request.image} is {was}, and was made smaller first: what is enlarged is {seen}"
+    was = (facts.height, facts.width)
+    scale = min(was[0] / size[0], was[1] / size[1])  # of the largest part that has these proportions
+    done = ["cropped"] * any(side - scale * kept >= 1 for side, kept in zip(was, size, strict=True))
+    done += ["made smaller"] * (scale > 1) + ["made larger"] * (scale < 1)
+    told = f"; {request.image} is {sized(was)}, and was {' and '.join(done)} first: what is enlarged is {sized(size)}"
+    return told if done else ""
 
 
 def cut_short(session: Session, request: Request) -> str:
@@ -125,9 +129,9 @@ def in_pixels(session: Session) -> str:
 
 
 def sized(size: tuple[int, int]) -> str:
-    """Height and width in words."""
+    """Height and width in words that nobody takes for the other."""
     height, width = size
-    return f"{height} px" if height == width else f"{height} x {width} px"
+    return f"{height} px" if height == width else f"{width} px wide and {height} high"
 
 
 def drawing(session: Session, request: Request) -> list[str]:

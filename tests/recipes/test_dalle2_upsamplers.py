@@ -46,19 +46,35 @@ def test_a_gap_between_trained_stages_is_told(session: Session) -> None:
     assert one.size == two.size == (48, 48)
 
 
-def test_a_picture_that_is_made_smaller_before_it_is_enlarged(run: Path, photo: Image.Image, tmp_path: Path) -> None:
-    for name, size in (("fits", (16, 16)), ("wide", (40, 24)), ("low", (40, 16))):
+def test_a_picture_that_is_fitted_before_it_is_enlarged(run: Path, photo: Image.Image, tmp_path: Path) -> None:
+    sizes = {
+        "fits": (16, 16),
+        "wide": (40, 24),
+        "low": (40, 16),
+        "large": (32, 32),
+        "small": (9, 9),
+        "tall": (10, 30),
+        "near": (33, 32),
+    }
+    for name, size in sizes.items():
         photo.resize(size).save(tmp_path / f"{name}.png")
 
     def told(name: str, *sets: str) -> str:
         image = tmp_path / f"{name}.png"
         said = draw_to_files(run, [""], named={"image": image}, flags={}, sets=sets, out=tmp_path / f"{name}{len(sets)}").by
-        return said.partition("pictures are 32 px")[2]
+        return said.partition("pictures are 32 px")[2].replace(f"{tmp_path}/", "")
 
-    start = "sample.start=upsampler1"
-    wanted = f"; {tmp_path / 'wide.png'} is 24 x 40 px, and was made smaller first: what is enlarged is 16 px"
-    assert told("wide", start) == wanted
-    assert told("fits", start) == told("low", start) == told("wide") == ""
+    assert told("wide") == told("small") == ""  # a variation
+    for name, wanted in {
+        "wide": "40 px wide and 24 high, and was cropped and made smaller",
+        "low": "40 px wide and 16 high, and was cropped",
+        "large": "32 px, and was made smaller",
+        "small": "9 px, and was made larger",
+        "tall": "10 px wide and 30 high, and was cropped and made larger",
+        "near": "33 px wide and 32 high, and was cropped and made smaller",
+    }.items():
+        assert told(name, "sample.start=upsampler1") == f"; {name}.png is {wanted} first: what is enlarged is 16 px"
+    assert told("fits", "sample.start=upsampler1") == ""
 
 
 def test_only_stages_that_draw_are_told(run: Path, photo: Image.Image, tmp_path: Path) -> None:

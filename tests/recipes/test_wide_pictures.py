@@ -133,7 +133,7 @@ def test_pictures_have_the_asked_size(cascade: Path, photo: np.ndarray, tmp_path
     ):
         assert drawn.size == (48, 32)
     called = draw_to_files(cascade, ["disc 1"], named={}, flags={}, out=tmp_path)
-    assert called.by.endswith("pictures are 32 x 48 px")
+    assert called.by.endswith("pictures are 48 px wide and 32 high")
     made = json.loads(next(tmp_path.glob("*.json")).read_text())["made_by"]
     assert (made["resolution"], made["width"]) == (32, 48)
     shown = Image.open(max((cascade / "base" / "samples").glob("*.png")))
