@@ -66,7 +66,7 @@ COMMANDS = {
     "README.md": ["data", "train", "train", "sample", "evaluate", "resume", "export"],
     "docs/recipes/muse.md": ["data", "train", "train", "resume", "sample", "evaluate", "export", "train", *["sample"] * 7],
     "docs/recipes/dalle2.md": [
-        *("data", "train", "train", "resume", "sample", "evaluate", "export", "train", "train", "export"),
+        *("data", "train", "train", "resume", "sample", "evaluate", "export", "train", "train", "export", "train"),
         *["sample"] * 7,
     ],
     "docs/recipes/meshgpt.md": [*RECIPE, *["sample"] * 5],
