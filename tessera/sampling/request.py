@@ -283,13 +283,18 @@ def refuse_other_parts(item: Any, kinds: Kinds, origins: Mapping[str, str], plac
 
 
 def read_prompts(path: Path) -> list[str]:
-    """One a line, as they are; an empty line in the middle is an empty prompt."""
+    """One a line, as they are; an empty line is an empty prompt, but for those at the end, which are none."""
     expected = "expected a text file with one prompt a line, in UTF-8"
     if not path.is_file():
         raise UserError(f"--prompts {path} {'is a folder' if path.is_dir() else 'does not exist'}; {expected}")
     try:
-        return read_lines(path)
+        prompts = [line if line.strip() else "" for line in read_lines(path)]
     except UnicodeDecodeError as error:
         raise UserError(f"--prompts {path} is no text in UTF-8 (byte {error.start + 1:,}); {expected}") from None
     except OSError as error:
         raise UserError(f"--prompts {path} cannot be read ({error.strerror}); {expected}") from None
+    while prompts and not prompts[-1]:
+        prompts.pop()
+    if not prompts:
+        raise UserError(f'--prompts {path} holds no prompt; {expected}; to draw without one, give "" in its place')
+    return prompts
