@@ -134,7 +134,7 @@ class Session:
                 pictures=None if start is None else start[0].expand(size, *start[0].shape[1:]),
                 redraw=None if start is None or start[1] is None else start[1].expand(size, -1, -1),
                 towards=None if towards is None else towards.expand(size, *towards.shape[1:]),
-                at=None if towards is None else torch.tensor([*at, *at[:1] * (size - len(at))], device=self.device),
+                at=None if None in at else torch.tensor([*at, *at[:1] * (size - len(at))], device=self.device),
                 mesh=mesh,
                 frames=None if known is None else known[0].expand(size, -1, -1, -1, -1),
                 given=None if known is None else known[1],
@@ -264,7 +264,8 @@ class Session:
         if self.config.data.sketch == "none":
             raise UserError(
                 f"this model ({self.path.name}, recipe {self.recipe.name}) learned nothing from sketches: leave the sketch out, "
-                f"or train one that does: data.sketch=edges or files"
+                f"or train one that does: recipe nuwa (base.model.kind=autoregressive) with data.sketch=edges or files and "
+                f"base.model.sketch_window=3"
             )
         return clips.sketch_ids(request, self.config.data, self.tokenizer, self.device)
 
