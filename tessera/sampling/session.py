@@ -207,9 +207,7 @@ class Session:
             raise UserError(f"mesh is a {type(request.mesh).__name__}; expected a file or a Mesh")
         try:
             return read_mesh(Path(request.mesh), self.config.data.up).mesh
-        except UnreadableMesh as error:
-            raise UserError(f"{error}; expected an obj, glb, gltf, ply, stl or off file") from None
-        except TrimeshMissing as error:
+        except (UnreadableMesh, TrimeshMissing) as error:
             raise UserError(str(error)) from None
 
     def start_of(self, request: Request) -> tuple[Tensor, Tensor | None] | None:
