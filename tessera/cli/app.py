@@ -134,7 +134,8 @@ def sample(
         flags={key: value for key, value in flags.items() if value is not None},
     )  # fmt: skip
     for sample in drawn.samples[:20]:
-        print(f"{sample.path}  seed {sample.seed}  {sample.prompt}")
+        place = "" if sample.at is None else f"  at {sample.at:.3g}"
+        print(f"{sample.path}  seed {sample.seed}{place}  {sample.prompt}")
     if len(drawn.samples) > 20:
         print(f"... {len(drawn.samples):,} samples in {drawn.folder}")
     print(drawn.by)

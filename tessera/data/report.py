@@ -90,8 +90,8 @@ class Report:
             yield f"  exact duplicates of another file: {self.num_exact_duplicates:,}"
             yield from shortened([f"  same     {_few(group)}" for group in self.duplicates], NUM_SHOWN)
         if self.num_near_groups:
-            groups = "group" if self.num_near_groups == 1 else "groups"
-            yield f"  near-duplicates: {self.num_near_duplicates:,} {self.kind} in {self.num_near_groups:,} {groups}"
+            groups = f"{self.num_near_groups:,} group{'s'[: self.num_near_groups != 1]}"
+            yield f"  near-duplicates: {self.num_near_duplicates:,} {self.kind} in {groups}"
             yield from shortened([f"  alike    {_few(group)}" for group in self.near_duplicates], NUM_SHOWN)
 
 

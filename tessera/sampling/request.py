@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -164,7 +164,7 @@ def lengths_of(story: Sequence[Scene], options: Config, changes: Sequence[Layer]
 
 def checked_scenes(scenes: Sequence[Scene | Mapping[str, Any]]) -> tuple[Scene, ...]:
     """Scenes as `Scene`s, each with a caption, a length, and no more overlap than there are frames before it."""
-    if isinstance(scenes, (str, Mapping, Scene)):
+    if isinstance(scenes, (str, Mapping, Scene)) or not isinstance(scenes, Iterable):
         raise UserError(f"scenes is {scenes!r}; expected {KINDS['scenes'][1]}")
     found, before, cut = [], 0, False
     for number, scene in enumerate(scenes, 1):

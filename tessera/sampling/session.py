@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -99,6 +99,8 @@ class Session:
         -1: LAST}. A story has `scenes` and no prompts: [{"prompt": "a", "frames": 20}, ...], and n samples of the whole. Models
         that learned from sketches follow a `sketch` of the first frames, or of some: {0: FIRST, 8: LATER}.
         """
+        if not isinstance(prompts, Iterable):
+            raise UserError(f"prompts is {prompts!r}; expected text, or a list of texts")
         asked = [prompts] if isinstance(prompts, str) else list(prompts)
         changes = [Layer.of({"sample": dict(options)}, "options")] if options else []
         if frames is not None:

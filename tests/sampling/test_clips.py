@@ -201,6 +201,9 @@ def test_wrong_ids(session: Session, ids: Any, said: str) -> None:
     ("call", "said"),
     [
         ({}, "nothing to draw"),
+        ({"prompts": 5}, "prompts is 5; expected text, or a list of texts"),
+        ({"prompts": None}, "prompts is None; expected text, or a list of texts"),
+        ({"scenes": 5}, "scenes is 5; expected a list of scenes"),
         ({"prompts": "a", "scenes": STORY}, "prompts and scenes both say what to draw"),
         ({"scenes": [{"prompt": "a"}]}, "scene 1 has no frames; expected a prompt and its frames"),
         ({"scenes": [{"frames": 3}]}, "scene 1 has no prompt"),
