@@ -106,6 +106,7 @@ def tokenizer_step(config: ClipsConfig) -> Train:
         serves=lambda: {"tokenizer": VideoTokenizer(config.tokenizer.model, config.data.channels)},
         feed=lambda nets, feed: ClipLoader.of(feed),
         origin=config.base.needs.tokenizer,
+        origin_key="base.needs.tokenizer",
     )
 
 

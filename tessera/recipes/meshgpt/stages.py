@@ -83,6 +83,7 @@ def tokenizer_step(config: MeshGPTConfig) -> Train:
         serves=serves,
         feed=lambda nets, feed: MeshLoader(feed, MeshCache(write_meshes(feed)), NoTextReader(), quads=config.quads),
         origin=config.base.needs.tokenizer,
+        origin_key="base.needs.tokenizer",
     )
 
 

@@ -36,9 +36,8 @@ def steps(config: MuseConfig) -> Sequence[Train]:
     found = [tokenizer_step(config), base_step(config)]
     if config.superres is not None:
         if config.superres.needs.tokenizer is not None:
-            found.append(
-                replace(found[0], name="fine_tokenizer", origin=config.superres.needs.tokenizer, serves=serves_fine(config))
-            )
+            origin, key = config.superres.needs.tokenizer, "superres.needs.tokenizer"
+            found.append(replace(found[0], name="fine_tokenizer", origin=origin, origin_key=key, serves=serves_fine(config)))
         found.append(superres_step(config))
     return found
 
@@ -90,6 +89,7 @@ def tokenizer_step(config: MuseConfig) -> Train:
         serves=lambda: {"tokenizer": ImageTokenizer(config.tokenizer.model, config.data.channels)},
         feed=lambda nets, feed: ImageLoader.of(feed, tokenizer_height(config)),
         origin=config.base.needs.tokenizer,
+        origin_key="base.needs.tokenizer",
     )
 
 
