@@ -16,7 +16,7 @@ from tessera.config import Layer, UserError, build
 from tessera.files import digest
 from tessera.recipes import RECIPES
 from tessera.sampling.package import export_run
-from tessera.sampling.places import refuse_incomplete
+from tessera.sampling.places import refuse_incomplete, taken_by
 from tessera.sampling.session import load
 from tests.cli.conftest import tessera
 from tests.small import SUPERRES, generated, pictures, small_config, workshop
@@ -179,6 +179,16 @@ def test_one_that_moved_before_base_was_trained(pictures: Path, other: Path, tes
     other.rename(tmp_path / "elsewhere")
     with pytest.raises(UserError, match=r"takes its tokenizer from .* --set base.needs.tokenizer=NEW/tokenizer"):
         load(run)
+
+
+def test_a_tokenizer_that_the_other_run_took_itself(other: Path, pictures: Path, tmp_path: Path) -> None:
+    """It is taken from where it lies, and the run between may go."""
+    place = other / "tokenizer"
+    for name, origin in (("first", place), ("second", tmp_path / "first" / "tokenizer")):
+        run = pipeline.train(small_config(pictures, base__needs__tokenizer=origin), run=tmp_path / name)
+        assert taken_by(run) == [f"tokenizer from {place}"]
+    shutil.rmtree(tmp_path / "first")
+    assert load(run, device="cpu").hashes["tokenizer"] == load(other, device="cpu").hashes["tokenizer"]
 
 
 def test_the_finer_tokenizer_is_not_replaced_by_the_coarse_one(
