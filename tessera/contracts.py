@@ -229,6 +229,7 @@ class Train:
     captioned: bool = False  # learns from captions
     fits: Callable[[torch.device], None] = _anywhere  # refuses a device that it cannot train on, before any stage has trained
     origin: str | None = None  # OTHER_RUN/STAGE: not trained in this run, but read from there
+    origin_key: str | None = None  # of the config, that says so: base.path
 
 
 @dataclass(frozen=True, slots=True)

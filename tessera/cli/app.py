@@ -261,6 +261,7 @@ def list_all() -> None:
     from tessera.bench import CASES
     from tessera.engine.checkpoint import read_pointer
     from tessera.recipes import RECIPES
+    from tessera.sampling.places import taken_by
 
     for recipe in RECIPES.values():
         stages = dict.fromkeys(train.name for preset in recipe.presets.values() for train in recipe.steps(preset()))
@@ -271,7 +272,7 @@ def list_all() -> None:
         latest = [
             f"{path.parent.parent.name} {read_pointer(path) or '?'}" for path in sorted(run.parent.glob("*/checkpoints/latest"))
         ]
-        print(f"run {run.parent}: {', '.join(latest) or 'no checkpoint yet'}")
+        print(f"run {run.parent}: {', '.join([*latest, *taken_by(run.parent)]) or 'no checkpoint yet'}")
     print("next: tessera train RECIPE --data FOLDER")
 
 

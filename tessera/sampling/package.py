@@ -23,7 +23,8 @@ from tessera.config import UserError
 from tessera.engine.checkpoint import write_tensors
 from tessera.files import digest, in_the_way, sync_folder, write_json, write_text
 from tessera.sampling.card import Evidence, describe_model, gather_evidence, write_card
-from tessera.sampling.stored import EXPORT_FORMAT, Stored, build_nets, open_run, our_version, read_run
+from tessera.sampling.places import read_run
+from tessera.sampling.stored import EXPORT_FORMAT, Stored, build_nets, open_run, our_version
 
 
 def export_run(run: Path | str, out: Path | str, checkpoint: str = "latest") -> Path:
