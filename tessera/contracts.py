@@ -229,6 +229,7 @@ class Train:
     captioned: bool = False  # learns from captions
     fits: Callable[[torch.device], None] = _anywhere  # refuses a device that it cannot train on, before any stage has trained
     origin: str | None = None  # OTHER_RUN/STAGE: not trained in this run, but read from there
+    origin_key: str | None = None  # of the config, that says so: base.path
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +253,7 @@ class Chunk:
     # of recipes that have an `embedding_width` also b e, embeddings of length 1
     redraw: Tensor | None = None  # b h w bool with `pictures`: True where something new is drawn
     towards: Tensor | None = None  # b c h w with `pictures`, as large, or b e: what is drawn lies between the two
-    at: Tensor | None = None  # b with `towards`: how far from the one to the other, 0 to 1
+    at: Tensor | None = None  # b with `towards`: how far from the one to the other, 0 to 1; None where one sample has no place
     mesh: Any = None  # a part of a mesh, of which a whole one is made
     frames: Tensor | None = None  # b c t h w in [-1, 1]: frames of a clip that are given, at their places; others hold anything
     given: Tensor | None = None  # t bool with `frames`: which ones are given; what is drawn may be longer than t

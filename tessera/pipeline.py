@@ -28,7 +28,7 @@ from tessera.engine.state import TrainState
 from tessera.engine.track import Journal
 from tessera.engine.trackers import refuse_missing
 from tessera.recipes import RECIPES, find_recipe
-from tessera.sampling.stored import read_run
+from tessera.sampling.places import read_run
 from tessera.staging import (
     build_stage,
     describe,
@@ -37,6 +37,7 @@ from tessera.staging import (
     make_loader,
     open_source,
     read_needs,
+    refuse_gone_stages,
     refuse_missing_stages,
     refuse_moved,
     refuse_replaced,
@@ -193,7 +194,11 @@ def resume(
     refuse_other_kind(recipe.config_type, saved, asked)
     config = with_absolute_path(build(recipe.config_type, [saved, asked]))
     changes = difference(old, config)
-    if any("needs." in key or (key.endswith(".path") and key != "data.path") or isinstance(new, dict) for key, _, new in changes):
+    adopts = any(
+        "needs." in key or (key.endswith(".path") and key != "data.path") or isinstance(new, dict) for key, _, new in changes
+    )
+    refuse_gone_stages(folder, recipe.steps(old), recipe.steps(config), None if adopts else stage)
+    if adopts:
         config = recipe.adopt(config, stage_elsewhere)
     refuse_changes(changes)
     refuse_replaced(folder, recipe.steps(old), recipe.steps(config))
@@ -217,6 +222,7 @@ def prepare(run: Path | str, stage: str | None = None) -> dict[str, list[Path]]:
     recipe, saved = read_run(folder)
     config = build(recipe.config_type, [saved])
     trains = [train for train in pick(recipe.steps(config), stage) if train.origin is None]
+    refuse_gone_stages(folder, recipe.steps(config), recipe.steps(config), stage)
     refuse_moved(config, folder)
     used: dict[str, list[Path]] = {train.name: [] for train in trains}
     with session(config) as (world, stop), world.together(lambda: lock(folder) if world.main else nullcontext()):

@@ -26,16 +26,8 @@ from tessera.engine.track import Journal
 from tessera.media.clips import read_facts
 from tessera.randomness import mix, mix_text
 from tessera.recipes import RECIPES
-from tessera.sampling.stored import (
-    StoredStage,
-    build_nets,
-    has_weights,
-    needed_by_others,
-    note_taken,
-    open_stored,
-    read_run,
-    read_stage,
-)  # fmt: skip
+from tessera.sampling.places import has_weights, note_taken, read_run, refuse_gone
+from tessera.sampling.stored import StoredStage, build_nets, needed_by_others, open_stored, read_stage
 from tessera.text.bytes import ByteTextConfig, num_bytes
 
 MOST_TOLD = 8  # rejects, in the log
@@ -132,6 +124,16 @@ def refuse_uncaptioned(config: Any, source: Source) -> None:
             f"{config.data.uncaptioned_budget:g} allows; `tessera data check` says which. Add captions (docs/data.md), raise the "
             f"budget, or set text.kind=none to train without text"
         )
+
+
+def refuse_gone_stages(folder: Path, before: Sequence[Train], after: Sequence[Train], stage: str | None) -> None:
+    """Stages that a run takes from elsewhere lie where they lay, or it is told where they lie now: all, or those that one stage
+    reads. Of a place that was named just now `stage_elsewhere` says more. The message has all that are gone: one command."""
+    origins = {train.name: train.origin for train in before}
+    read = {name for train in after if stage in (None, train.name) for name in (train.name, *train.needs.values())}
+    kept = [train for train in after if train.name in read and train.origin == origins.get(train.name)]
+    if any(train.origin is not None and not has_weights(folder, train) for train in kept):
+        refuse_gone(folder, before)
 
 
 def refuse_replaced(folder: Path, before: Sequence[Train], after: Sequence[Train]) -> None:
@@ -243,7 +245,7 @@ def take_over(folder: Path, config: Any, train: Train) -> None:
     trains = {other.name: other for other in recipe.steps(config)}
     stored = read_stage(folder, recipe, config, train, needed_by_others(folder, trains, train.name) or "latest")
     build_nets(stored)
-    note_taken(folder, stored, train.name)
+    note_taken(folder, train.name, stored.hash)
     if stored.home != stored.folder:
         pin(stored.folder)
 

@@ -134,7 +134,8 @@ def sample(
         flags={key: value for key, value in flags.items() if value is not None},
     )  # fmt: skip
     for sample in drawn.samples[:20]:
-        print(f"{sample.path}  seed {sample.seed}  {sample.prompt}")
+        place = "" if sample.at is None else f"  at {sample.at:.3g}"
+        print(f"{sample.path}  seed {sample.seed}{place}  {sample.prompt}")
     if len(drawn.samples) > 20:
         print(f"... {len(drawn.samples):,} samples in {drawn.folder}")
     print(drawn.by)
@@ -265,6 +266,7 @@ def list_all() -> None:
     from tessera.bench import CASES
     from tessera.engine.checkpoint import read_pointer
     from tessera.recipes import RECIPES
+    from tessera.sampling.places import taken_by
 
     for recipe in RECIPES.values():
         stages = dict.fromkeys(train.name for preset in recipe.presets.values() for train in recipe.steps(preset()))
@@ -275,7 +277,7 @@ def list_all() -> None:
         latest = [
             f"{path.parent.parent.name} {read_pointer(path) or '?'}" for path in sorted(run.parent.glob("*/checkpoints/latest"))
         ]
-        print(f"run {run.parent}: {', '.join(latest) or 'no checkpoint yet'}")
+        print(f"run {run.parent}: {', '.join([*latest, *taken_by(run.parent)]) or 'no checkpoint yet'}")
     print("next: tessera train RECIPE --data FOLDER")
 
 

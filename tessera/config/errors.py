@@ -6,8 +6,9 @@ the dotted key, its origin (file and line, or --set), what was found, what was e
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import Any, get_args
@@ -58,6 +59,16 @@ _TYPE_ERRORS = {
 
 class UserError(Exception):
     """The user's input is wrong. The message says what was found, where, what was expected and what to do."""
+
+
+def refuse_broken_json(text: str, where: Callable[[int], str]) -> None:
+    """A file that YAML refuses, in the words of JSON where these refuse it, too; a valid one may be indented with tabs."""
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where(error.lineno)}: not valid JSON: {error.msg}") from None
+    except (ValueError, RecursionError):  # too many digits, nested too deeply: YAML said so
+        return
 
 
 def nearest(name: str, choices: Iterable[str], cutoff: float = 0.6) -> str | None:

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from tessera.config.base import Config, plain
 from tessera.config.document import float_text
-from tessera.config.errors import Elsewhere, UserError, explain, nearest
+from tessera.config.errors import Elsewhere, UserError, explain, nearest, refuse_broken_json
 
 C = TypeVar("C", bound=Config)
 
@@ -93,7 +93,13 @@ def read_yaml(path: Path) -> Layer:
     def where(line: int) -> str:
         return f"{path}, line {line}"
 
-    node = _compose(_read_text(path), where)
+    text = _read_text(path)
+    try:
+        node = _compose(text, where)
+    except UserError:
+        if path.suffix.lower() == ".json":
+            refuse_broken_json(text, where)
+        raise
     if node is None:
         raise UserError(f"{path} is empty; expected keys and values, such as 'seed: 0'")
     conversion = _Conversion(where)

@@ -94,7 +94,8 @@ def _grouped(source: S, near: Sequence[Sequence[int]]) -> S:
     groups = merged_groups(source, near)
     source = replace(source, index=replace(source.index, groups=StringTable(groups)))
     largest = max(Counter(groups).values())
-    told = f"{len(set(groups)):,} groups, the largest of {largest:,} of {len(groups):,} samples"
+    count = len(set(groups))
+    told = f"{count:,} group{'s'[: count != 1]}, the largest of {largest:,} of {len(groups):,} samples"
     return _noting(source, f"near-duplicates share a group (data.group_near_duplicates): {told}")
 
 

@@ -125,7 +125,7 @@ def write_tokens(feed: Feed, plan: TokenPlan, encode: Callable[[Tensor], Tensor]
     folder.mkdir(parents=True, exist_ok=True)
     feed.wait()  # or a rank would count what another has just written
     if shards:
-        feed.say(f"cache: {len(feed.source):,} samples to tokens, {plan.views} views each, in {folder}")
+        feed.say(f"cache: {len(feed.source):,} samples to tokens, {plan.views} view{'s'[: plan.views != 1]} each, in {folder}")
     started, done = time.monotonic(), 0
     for shard, made in encode_shards(feed, plan, encode, seen, shards):
         write_shard(folder, shard, made, plan)

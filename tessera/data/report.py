@@ -92,7 +92,8 @@ class Report:
             yield f"  exact duplicates of another file: {self.num_exact_duplicates:,}"
             yield from shortened([f"  same     {_few(group)}" for group in self.duplicates], NUM_SHOWN)
         if self.num_near_groups:
-            yield f"  near-duplicates: {self.num_near_duplicates:,} {self.kind} in {self.num_near_groups:,} groups"
+            groups = f"{self.num_near_groups:,} group{'s'[: self.num_near_groups != 1]}"
+            yield f"  near-duplicates: {self.num_near_duplicates:,} {self.kind} in {groups}"
             yield from shortened([f"  alike    {_few(group)}" for group in self.near_duplicates], NUM_SHOWN)
 
 
@@ -166,7 +167,9 @@ class Tally:
                 f"allows {budget:.0%}: training would stop; repair or remove them, or raise it"
             )
         if (without := self.num_without()) > (budget := self.config.uncaptioned_budget) * len(self.source):
+            unused = len(self.source) - len(self.seen)  # training counts before it reads
             yield (
+                f"{f'counting the {unused:,} that cannot be used, ' if unused else ''}"
                 f"{without:,} of {len(self.source):,} {many} have no caption, and data.uncaptioned_budget={budget:g} allows "
                 f"{budget:.0%}: training on captions would stop; add some, raise it, or set text.kind=none"
             )

@@ -118,9 +118,9 @@ def _fill(nets: Mapping[str, nn.Module], tensors: Mapping[str, Tensor], path: Pa
     for name, net in nets.items():
         found = parts.get(name, {})
         if wrong := misfits(found, net):
-            some = ", ".join(sorted(wrong)[:4])
+            some, differ = ", ".join(sorted(wrong)[:4]), "tensor differs" if len(wrong) == 1 else "tensors differ"
             raise UserError(
-                f"{path} does not fit net {name!r} of this config: {len(wrong)} tensors differ ({some}); "
+                f"{path} does not fit net {name!r} of this config: {len(wrong)} {differ} ({some}); "
                 f"leave what decides its shapes as it was trained: undo what --set changed (in Python: pass the same stages=)"
             )
         net.load_state_dict(cut_like(found, net))

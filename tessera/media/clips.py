@@ -40,6 +40,9 @@ class Clip:
     frames: Frames
     fps: float
 
+    def __repr__(self) -> str:
+        return f"Clip({' x '.join(map(str, np.shape(self.frames)))}, {self.fps} fps)"
+
 
 @dataclass(frozen=True, slots=True)
 class Inspection:

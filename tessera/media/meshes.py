@@ -142,10 +142,11 @@ def check_vertices(vertices: Points) -> None:
         raise ValueError(f"a vertex has a coordinate of size {largest:.4g}; expected {LARGEST:g} or less: scale the mesh down")
 
 
-def _check_indices(indices: npt.NDArray[np.int64], num_vertices: int) -> None:
+def _check_indices(indices: npt.NDArray[np.int64], num_vertices: int, first: int = 0) -> None:
+    """Each is a vertex; `first` is what the file calls the first one."""
     wrong = indices[(indices < 0) | (indices >= num_vertices)]
     if len(wrong):
-        raise ValueError(f"a face names vertex {wrong[0]} (counted from 0); there are {num_vertices}")
+        raise ValueError(f"a face names vertex {wrong[0] + first} (counted from {first}); there are {num_vertices}")
 
 
 def _read_polygons(content: bytes, suffix: str) -> Reading:
@@ -153,7 +154,8 @@ def _read_polygons(content: bytes, suffix: str) -> Reading:
     counts = np.array([len(face) for face in found.faces], dtype=np.int64)
     if np.any(counts < 3):
         raise ValueError(f"a face has {counts.min()} corners; expected three or more")
-    _check_indices(np.array([index for face in found.faces for index in face], dtype=np.int64), len(found.vertices))
+    indices = np.array([index for face in found.faces for index in face], dtype=np.int64)
+    _check_indices(indices, len(found.vertices), first=int(suffix == ".obj"))
     check_vertices(found.vertices)
     mesh = Mesh(found.vertices, triangulate(found.vertices, found.faces))
     return Reading(mesh, found.objects, int((counts > 3).sum()))

@@ -34,6 +34,7 @@ class Written:
     path: Path
     prompt: str
     seed: int
+    at: float | None = None  # its place on the way to another picture
 
 
 def write_samples(
@@ -50,7 +51,7 @@ def write_samples(
             path = out / f"{name}{next(iter(files))}"
             facts = recipe_of(request, prompt, seed, out, at) | {"made_by": dict(made_by)}
             path.with_suffix(".json").write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf8")
-            written.append(Written(path, prompt, seed))
+            written.append(Written(path, prompt, seed, at))
     except OSError as error:
         raise UserError(f"{out} cannot be written: {error.strerror or error}") from None
     return written

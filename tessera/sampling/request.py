@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -73,8 +73,8 @@ class Request:
         return [(prompt, self.seed + (0 if stays else k)) for prompt in prompts for k in range(self.n)]
 
     def places(self) -> list[float | None]:
-        """Of every sample how far it is on the way to another picture; None without one."""
-        if self.towards is None:
+        """Of every sample how far it is on the way to another picture; None without one, and of one sample, which is no way."""
+        if self.towards is None or (self.at is None and self.n == 1):
             return [None] * len(self.rows())
         return [k / (self.n - 1) if self.at is None else self.at for _ in self.prompts for k in range(self.n)]
 
@@ -113,7 +113,7 @@ def make_request(
         raise UserError(f"{given[0]} is given without an image; give one, too: --image FILE, or image in a request")
     if mask is not None and outpaint:
         raise UserError("mask and outpaint both say where something new is drawn; give one of them")
-    refuse_odd_way(given, at, n)
+    refuse_odd_way(given, at)
     if isinstance(sketch, (Mapping, tuple)):
         refuse_no_frames("sketch", sketch)
     story = checked_scenes(scenes)
@@ -128,18 +128,14 @@ def make_request(
     )  # fmt: skip
 
 
-def refuse_odd_way(given: Sequence[str], at: Any, n: int) -> None:
-    """Between two pictures lie two samples or more, or all at one place; `given` are names of what is given beside an image."""
+def refuse_odd_way(given: Sequence[str], at: Any) -> None:
+    """Between two pictures lie whole ones, and each has a place there; `given` are names of what is given beside an image."""
     if "towards" not in given:
         if at is not None:
             raise UserError(f"at is {at!r}, a place between two pictures; give both: image and towards")
         return
     if len(given) > 1:
         raise UserError(f"towards asks for whole pictures between two, and {given[0]} for a part of one; give one of them")
-    if at is None and n == 1:
-        raise UserError(
-            "one sample is no way from image to towards; ask for 2 or more (-n 8), or name its place in a request: at: 0.5"
-        )
     if at is not None and (not isinstance(at, (int, float)) or isinstance(at, bool) or not 0 <= at <= 1):
         raise UserError(f"at is {at!r}; expected a number from 0 (image) to 1 (towards)")
 
@@ -168,7 +164,7 @@ def lengths_of(story: Sequence[Scene], options: Config, changes: Sequence[Layer]
 
 def checked_scenes(scenes: Sequence[Scene | Mapping[str, Any]]) -> tuple[Scene, ...]:
     """Scenes as `Scene`s, each with a caption, a length, and no more overlap than there are frames before it."""
-    if isinstance(scenes, (str, Mapping, Scene)):
+    if isinstance(scenes, (str, Mapping, Scene)) or not isinstance(scenes, Iterable):
         raise UserError(f"scenes is {scenes!r}; expected {KINDS['scenes'][1]}")
     found, before, cut = [], 0, False
     for number, scene in enumerate(scenes, 1):
@@ -250,6 +246,8 @@ def read_request(path: Path) -> dict[str, Any]:
     for key, items in lists.items():
         if key != "scenes":
             refuse_no_frames(key, items, f"{layer.origins[key]}: ")
+        elif not items:
+            raise UserError(f"{layer.origins[key]}: scenes is empty; expected {KINDS['scenes'][1]}; or leave scenes out")
         for index, item in enumerate(items):
             refuse_other_parts(item, SCENE_KINDS if key == "scenes" else KEYFRAME_KINDS, layer.origins, f"{key}.{index}")
     changes = [Layer({"sample": values["sample"]}, layer.origins)] if "sample" in values else []
@@ -283,13 +281,18 @@ def refuse_other_parts(item: Any, kinds: Kinds, origins: Mapping[str, str], plac
 
 
 def read_prompts(path: Path) -> list[str]:
-    """One a line, as they are; an empty line in the middle is an empty prompt."""
+    """One a line, as they are; an empty line is an empty prompt, but for those at the end, which are none."""
     expected = "expected a text file with one prompt a line, in UTF-8"
     if not path.is_file():
         raise UserError(f"--prompts {path} {'is a folder' if path.is_dir() else 'does not exist'}; {expected}")
     try:
-        return read_lines(path)
+        prompts = [line if line.strip() else "" for line in read_lines(path)]
     except UnicodeDecodeError as error:
         raise UserError(f"--prompts {path} is no text in UTF-8 (byte {error.start + 1:,}); {expected}") from None
     except OSError as error:
         raise UserError(f"--prompts {path} cannot be read ({error.strerror}); {expected}") from None
+    while prompts and not prompts[-1]:
+        prompts.pop()
+    if not prompts:
+        raise UserError(f'--prompts {path} holds no prompt; {expected}; to draw without one, give "" in its place')
+    return prompts

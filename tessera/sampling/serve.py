@@ -47,7 +47,8 @@ def draw_to_files(
     suffixes = (*SUFFIXES[session.recipe.medium], ".json")
     refuse_existing(folder, [f"{name}{suffix}" for name in sample_names(request) for suffix in suffixes])
     written = write_samples(folder, request, session.serve(request), made_by(session, request))
-    return Drawn(written, folder, drawn_by(session, request), can_be_judged(session))
+    by = f"{drawn_by(session, request)}{empty_lines(request, prompts_file)}"
+    return Drawn(written, folder, by, can_be_judged(session))
 
 
 def read_call(
@@ -115,6 +116,16 @@ def cut_short(session: Session, request: Request) -> str:
     prompts = [*request.prompts, *(scene.caption for scene in request.scenes), request.negative or ""]
     longer = [prompt for prompt in prompts if num_bytes(prompt) > text.length]
     return f"; only the first {text.length} bytes are read of {longer[0]!r}" if longer else ""
+
+
+def empty_lines(request: Request, prompts_file: Path | None) -> str:
+    """Lines of a file of prompts that say nothing, for they may be there by mistake."""
+    empty = [number for number, prompt in enumerate(request.prompts, 1) if not prompt]
+    if prompts_file is None or not empty:
+        return ""
+    told = "is empty, line" if len(empty) == 1 else "are empty, the first one line"
+    as_what = "an empty prompt" if len(empty) == 1 else "empty prompts"
+    return f"; {prompts_file}: {len(empty):,} of its {len(request.prompts):,} lines {told} {empty[0]:,}: drawn as {as_what}"
 
 
 def drawn_size(session: Session) -> tuple[int, int]:

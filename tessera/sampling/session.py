@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -99,6 +99,8 @@ class Session:
         -1: LAST}. A story has `scenes` and no prompts: [{"prompt": "a", "frames": 20}, ...], and n samples of the whole. Models
         that learned from sketches follow a `sketch` of the first frames, or of some: {0: FIRST, 8: LATER}.
         """
+        if not isinstance(prompts, Iterable):
+            raise UserError(f"prompts is {prompts!r}; expected text, or a list of texts")
         asked = [prompts] if isinstance(prompts, str) else list(prompts)
         changes = [Layer.of({"sample": dict(options)}, "options")] if options else []
         if frames is not None:
@@ -134,7 +136,7 @@ class Session:
                 pictures=None if start is None else start[0].expand(size, *start[0].shape[1:]),
                 redraw=None if start is None or start[1] is None else start[1].expand(size, -1, -1),
                 towards=None if towards is None else towards.expand(size, *towards.shape[1:]),
-                at=None if towards is None else torch.tensor([*at, *at[:1] * (size - len(at))], device=self.device),
+                at=None if None in at else torch.tensor([*at, *at[:1] * (size - len(at))], device=self.device),
                 mesh=mesh,
                 frames=None if known is None else known[0].expand(size, -1, -1, -1, -1),
                 given=None if known is None else known[1],
@@ -207,9 +209,7 @@ class Session:
             raise UserError(f"mesh is a {type(request.mesh).__name__}; expected a file or a Mesh")
         try:
             return read_mesh(Path(request.mesh), self.config.data.up).mesh
-        except UnreadableMesh as error:
-            raise UserError(f"{error}; expected an obj, glb, gltf, ply, stl or off file") from None
-        except TrimeshMissing as error:
+        except (UnreadableMesh, TrimeshMissing) as error:
             raise UserError(str(error)) from None
 
     def start_of(self, request: Request) -> tuple[Tensor, Tensor | None] | None:
@@ -264,7 +264,8 @@ class Session:
         if self.config.data.sketch == "none":
             raise UserError(
                 f"this model ({self.path.name}, recipe {self.recipe.name}) learned nothing from sketches: leave the sketch out, "
-                f"or train one that does: data.sketch=edges or files"
+                f"or train one that does: recipe nuwa (base.model.kind=autoregressive) with data.sketch=edges or files and "
+                f"base.model.sketch_window=3"
             )
         return clips.sketch_ids(request, self.config.data, self.tokenizer, self.device)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from tessera.config import Config, Layer, UserError, build, nearest, read_yaml
+from tessera.config import Config, Layer, UserError, build, nearest
 from tessera.contracts import Recipe, Train
 from tessera.engine.checkpoint import (
     by_net,
@@ -29,11 +29,20 @@ from tessera.engine.checkpoint import (
     step_name,
     weights_hash,
 )
-from tessera.files import digest, replace_json
+from tessera.files import digest
 from tessera.recipes import find_recipe
+from tessera.sampling.places import (
+    has_weights,
+    home_of,
+    is_exported,
+    is_run,
+    read_run,
+    read_taken,
+    refuse_gone,
+    refuse_incomplete,
+)
 
 EXPORT_FORMAT = 1
-TAKEN = "taken.json"  # in a run: the stages that come from elsewhere, and which weights of theirs
 RETRIES = 3  # a run in progress may delete an old checkpoint while it is read
 
 Weights = Mapping[str, Mapping[str, Tensor]]  # net -> parameter -> tensor
@@ -79,11 +88,6 @@ def open_stored(path: Path | str, checkpoint: str | None = None) -> Stored:
     return open_export(folder)
 
 
-def is_run(path: Path) -> bool:
-    """Whether a folder is a run, and not an export."""
-    return (path / "config.yaml").is_file()
-
-
 def place_for_results(model: Path) -> Path:
     """Where what a model makes is put: into its run; of an export, which stays as it was written, into the current folder."""
     return model if is_run(model) else Path()
@@ -105,14 +109,6 @@ def describe_wrong(folder: Path) -> str:
 # --- runs
 
 
-def read_run(folder: Path) -> tuple[Recipe, Layer]:
-    """The recipe of a run, and its saved values."""
-    if not is_run(folder):
-        raise UserError(f"{folder} is no run folder: it has no config.yaml; `tessera list` shows the runs in ./runs")
-    saved = read_yaml(folder / "config.yaml")
-    return find_recipe(str(saved.values.get("recipe", ""))), saved
-
-
 def open_run(folder: Path, checkpoint: str = "latest") -> Stored:
     """A run, also while it is being trained; nothing is written or locked.
 
@@ -122,6 +118,7 @@ def open_run(folder: Path, checkpoint: str = "latest") -> Stored:
     recipe, saved = read_run(folder)
     current: Any = build(recipe.config_type, [saved])
     trains = {train.name: train for train in recipe.steps(current)}
+    refuse_incomplete(folder, list(trains.values()))
     trained = [name for name, train in trains.items() if has_weights(folder, train)]
     if not trained:
         raise UserError(f"{folder} holds no checkpoint yet; train it first: tessera resume {folder}")
@@ -152,24 +149,10 @@ def moved(then: Any, now: Any) -> Any:
     return then.model_copy(update={"path": now.path})
 
 
-def home_of(run: Path, train: Train) -> Path:
-    """Where the checkpoints of a stage lie."""
-    return (run / train.name if train.origin is None else Path(train.origin)) / "checkpoints"
-
-
-def has_weights(run: Path, train: Train) -> bool:
-    """Whether a stage has been trained, here or where it is taken from."""
-    return bool(list_checkpoints(home_of(run, train))) or is_exported(train)
-
-
-def is_exported(train: Train) -> bool:
-    """Whether a stage is taken from an export, which has no checkpoints."""
-    return train.origin is not None and (Path(train.origin) / "model.safetensors").is_file()
-
-
 def read_stage(run: Path, recipe: Recipe, current: Any, train: Train, wanted: str = "latest") -> StoredStage:
     """A trained stage of a run: of a checkpoint's name or of the hash of its weights. One from elsewhere may be of another
     recipe; its nets are built as this run uses them."""
+    refuse_gone(run, [train])
     if is_exported(train):
         origin = Path(str(train.origin))
         found = open_export(origin.parent).stages[origin.name]
@@ -217,18 +200,6 @@ def needed_of(home: Path, name: str) -> str | None:
     path = newest_valid(home)[0]
     known = None if path is None else read_json(path / "manifest.json").get("needs")
     return str(known[name]) if isinstance(known, dict) and isinstance(known.get(name), str) else None
-
-
-def read_taken(run: Path) -> dict[str, str]:
-    """Stage -> the hash of the weights that a run took over from elsewhere."""
-    path = run / TAKEN
-    return {str(name): str(known) for name, known in read_json(path).items()} if path.is_file() else {}
-
-
-def note_taken(run: Path, stage: StoredStage, name: str) -> None:
-    """From now on the run is made with these weights of another's, even if the stage is trained further over there."""
-    if (known := read_taken(run)).get(name) != stage.hash:
-        replace_json(run / TAKEN, {**known, name: stage.hash})
 
 
 def _read_checkpoint(home: Path, recipe: Recipe, current: Any, name: str, checkpoint: str) -> StoredStage:
@@ -320,8 +291,20 @@ def open_export(folder: Path) -> Stored:
             f"{folder} has stages {unknown}, recipe {name} has {names}; it was written by tessera {facts.get('tessera')}, "
             f"this is {our_version()}"
         )
+    refuse_parts(folder, [train for train in recipe.steps(config) if train.name in stages])
     found = {stage: _read_stage(folder / stage, recipe, own[stage], stages[stage]) for stage in names if stage in stages}
     return Stored(folder, recipe, config, found)
+
+
+def refuse_parts(folder: Path, trains: Sequence[Train]) -> None:
+    """An export of a run of which a stage was gone has another that cannot be used."""
+    there = {train.name for train in trains}
+    for user in trains:
+        if lost := [name for name in user.needs.values() if name not in there]:
+            raise UserError(
+                f"{folder} holds no {lost[0]}, and its {user.name} was trained on one and cannot be used without it; export the "
+                f"run again: tessera export RUN --out NEW"
+            )
 
 
 def _is_stage(name: str, facts: Any) -> bool:

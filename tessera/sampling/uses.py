@@ -12,8 +12,8 @@ from typing import Any, Literal
 from tessera.config import build
 from tessera.contracts import Recipe
 from tessera.recipes.dalle2.config import Dalle2Config
+from tessera.sampling.places import has_weights, read_run
 from tessera.sampling.session import Session
-from tessera.sampling.stored import has_weights, read_run
 
 WORDS = {"prompt": '"PROMPT"', "image": '"" --image FILE', "embedding": '"" --image FILE.npy'}
 

@@ -49,6 +49,27 @@ def test_names_by_contract(tessera: Run, tmp_path: Path, generated: Path) -> Non
         assert (picture.mode, picture.size) == ("RGB", (16, 16))
 
 
+@pytest.mark.parametrize(
+    ("text", "names", "said"),
+    [
+        ("a\n\nb\n  \nc\n", 5, "prompts.txt: 2 of its 5 lines are empty, the first one line 2: drawn as empty prompts"),
+        ("a\n\nb\n\n \n", 3, "prompts.txt: 1 of its 3 lines is empty, line 2: drawn as an empty prompt"),
+        ("a\nb\n\n\n", 2, "pictures are 16 px"),
+    ],
+    ids=["two", "one", "none"],
+)
+def test_empty_lines_are_told_and_those_at_the_end_are_no_prompts(
+    tessera: Run, tmp_path: Path, generated: Path, text: str, names: int, said: str
+) -> None:
+    (tmp_path / "prompts.txt").write_text(text)
+    ended = tessera("sample", generated, "--prompts", "prompts.txt", "--out", "out", "--steps", 1)
+    assert ended.code == 0, ended.err
+    assert sorted(drawn(tmp_path / "out")) == [f"{name}.png" for name in range(names)]
+    assert ended.out.splitlines()[-2].endswith(said)
+    prompts = [line.strip() for line in text.split("\n")]
+    assert [facts(tmp_path / "out" / f"{name}.json")["prompt"] for name in range(names)] == prompts[:names]
+
+
 def test_without_a_folder_every_call_gets_its_own(tessera: Run, generated: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(generated, tmp_path / "run"))
     for number in ("001", "002"):
@@ -132,6 +153,7 @@ def test_it_says_which_stages_drew(tessera: Run, tmp_path: Path, generated: Path
         ),
         (["--prompts", "."], "tessera: --prompts . is a folder; expected a text file with one prompt a line"),
         (["--prompts", "bytes.txt"], "tessera: --prompts bytes.txt is no text in UTF-8 (byte 2); expected a text file"),
+        (["--prompts", "blank.txt"], "blank.txt holds no prompt; expected a text file with one prompt a line, in UTF-8; to draw"),
         (["--request", "wrong.yaml"], "a request has no 'promt'; did you mean 'prompt'?"),
         (["a", "-n", "0"], "n is 0"),
         (["a", "--seed", "-1"], "seed is -1"),
@@ -156,6 +178,7 @@ def test_wrong_input_ends_with_2_and_writes_nothing(
     (tmp_path / "prompts.txt").write_text("a\n")
     (tmp_path / "wrong.yaml").write_text("promt: a\n")
     (tmp_path / "bytes.txt").write_bytes(b"a\xff\n")
+    (tmp_path / "blank.txt").write_text("\n \n")
     ended = tessera("sample", generated, *arguments, "--out", "out")
     assert ended.code == 2
     assert said in ended.err, ended.err

@@ -118,6 +118,23 @@ def test_a_byte_order_mark_is_no_key(tmp_path: Path) -> None:
     assert read_yaml(write(tmp_path, b"\xef\xbb\xbfseed: 1\n")).values == {"seed": 1}
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{\n "seed": 1,\n "n": 2\n', "line 4: not valid JSON: Expecting ',' delimiter"),
+        ('{"seed": }}', "line 1: not valid JSON: Expecting value"),
+        ('{\n\t"seed": 1\n}', "line 2: not valid YAML: while scanning for the next token found character '\\t'"),
+    ],
+    ids=["cut short", "no value", "valid, but for tabs"],
+)
+def test_a_broken_json_file_is_told_as_json(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(UserError) as caught:
+        read_yaml(path)
+    assert str(caught.value).startswith(f"{path}, {said}")
+
+
 BOMB = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9))
 MERGE_BOMB = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 10)}]}}\n" for i in range(1, 9))
 

@@ -75,6 +75,7 @@ def test_lines_for_people(folder: Path) -> None:
         "number 2",
         "2 of 7 images have no caption",
         "2.png, copy.png",
+        "near-duplicates: 2 images in 1 group\n",
         "empty.png: the file is empty",
     ]:
         assert words in text
@@ -117,6 +118,16 @@ def test_samples_without_a_caption_are_named_and_what_they_would_stop(tmp_path: 
     few = check_folder(tmp_path, sets=["data.uncaptioned_budget=0.4"])
     assert few.uncaptioned
     assert not any("uncaptioned_budget" in note for note in few.notes)
+
+
+def test_counts_of_captions_agree_where_files_are_rejected(tmp_path: Path) -> None:
+    write_png(tmp_path / "good.png", noise(0))
+    for number in range(4):
+        (tmp_path / f"bad{number}.png").touch()
+    text = "\n".join(check_folder(tmp_path).lines())
+    assert ": 1 images, 0 captions, 4 rejects" in text
+    assert "1 of 1 images have no caption (100.0%)" in text
+    assert "counting the 4 that cannot be used, 5 of 5 pictures have no caption, and data.uncaptioned_budget=" in text
 
 
 def test_rare_sizes_are_summed(tmp_path: Path) -> None:

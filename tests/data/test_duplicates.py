@@ -128,6 +128,13 @@ def test_the_remedy_keeps_groups_on_one_side(torn: Path) -> None:
     assert [again.group(index) for index in range(len(again))] == [source.group(index) for index in range(len(source))]
 
 
+def test_one_group_is_told_as_one(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_png(tmp_path / f"{name}.png", scene(0))
+    source = open_source(tmp_path, ImageDataConfig(group_near_duplicates=True))
+    assert any(note.endswith(": 1 group, the largest of 2 of 2 samples") for note in source.notes)
+
+
 def test_columns_and_near_duplicates_join(tmp_path: Path) -> None:
     for name, seed in [("a", 0), ("b", 0), ("c", 1), ("d", 2)]:
         write_png(tmp_path / f"{name}.png", scene(seed))

@@ -316,6 +316,14 @@ def test_two_ranks_write_what_one_does(num_ranks: int, shapes: Path, tmp_path: P
 # ---- what another run has made
 
 
+@pytest.mark.parametrize(("views", "told"), [(1, "20 samples to tokens, 1 view each"), (2, "20 samples to tokens, 2 views each")])
+def test_what_is_made_is_told(views: int, told: str, shapes: Path, tmp_path: Path) -> None:
+    said = list[str]()
+    feed = feed_of(shapes, tmp_path, said, views=views, **VARIED)
+    folder = write_tokens(feed, plan_of(feed), encode)
+    assert said[0] == f"cache: {told}, in {folder}"
+
+
 def test_the_same_cache_of_another_run_is_taken(shapes: Path, tmp_path: Path) -> None:
     other = feed_of(shapes, tmp_path / "other", views=2, **VARIED)
     made, said = write_tokens(other, plan_of(other), encode), list[str]()

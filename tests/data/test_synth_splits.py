@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -62,6 +63,23 @@ def test_an_error_in_one_of_them_is_told_and_nothing_is_left(tmp_path: Path) -> 
 
     with pytest.raises(UserError, match="sample 11 is odd"):
         write_set(tmp_path / "set", 40, {}, ".dat", broken)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "error", [FileNotFoundError(errno.ENOENT, "No such file"), PermissionError(errno.EACCES, "Denied")], ids=repr
+)
+def test_a_folder_that_cannot_be_made_is_named_as_it_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        error.filename = str(path)
+        raise error
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(UserError) as caught:
+        write_set(tmp_path / "set", 40, {}, ".dat", sample)
+    assert str(caught.value) == f"{tmp_path / 'set'} cannot be made: {error.strerror}; name another --out"
     assert not list(tmp_path.iterdir())
 
 

@@ -22,6 +22,10 @@ def smooth(count: int, height: int = 48, width: int = 64) -> np.ndarray:
     return np.stack([20 + 3 * y + 4 * time, 230 - 3 * x, 40 + x + 2 * y], axis=-1).clip(0, 255).astype(np.uint8)
 
 
+def test_a_clip_is_one_short_line() -> None:
+    assert repr(Clip(smooth(3), 12.5)) == "Clip(3 x 48 x 64 x 3, 12.5 fps)"
+
+
 def few(count: int, colours: int, seed: int = 0, side: int = 20) -> np.ndarray:
     rng = np.random.default_rng(seed)
     table = rng.integers(0, 256, (count, colours, 3), dtype=np.uint8)

@@ -20,9 +20,9 @@ from tessera.recipes.dalle2.nets import read_prior, sampler_of
 from tessera.recipes.dalle2.presets import PRESETS, tiny
 from tessera.recipes.dalle2.stages import settle, steps
 from tessera.rehearsal import dry_run
+from tessera.sampling.places import read_run
 from tessera.sampling.request import make_request
 from tessera.sampling.session import load
-from tessera.sampling.stored import read_run
 from tessera.tokenizers.pair.model import PictureTower
 
 

@@ -33,9 +33,10 @@ from tessera.recipes.dalle2.nets import read_upsampler, upsampler_nets
 from tessera.sampling.request import make_request
 from tessera.sampling.serve import draw_to_files, in_pixels
 from tessera.sampling.session import Session, load
+from tests.cli.conftest import tessera
 from tests.processes import made_once, workshop
 
-__all__ = ["workshop"]
+__all__ = ["tessera", "workshop"]
 
 SETS = (
     "engine.device=cpu",
@@ -231,10 +232,22 @@ def test_the_json_of_a_picture_on_the_way_draws_it_again(run: Path, photo: Image
         picture.save(tmp_path / f"{name}.png")
     named = {"n": 4, "seed": 2, "image": tmp_path / "a.png", "towards": tmp_path / "b.png"}
     drawn = draw_to_files(run, [""], named=named, flags={}, out=tmp_path / "way")
+    assert [(sample.seed, sample.at) for sample in drawn.samples] == [(2, k / 3) for k in range(4)]
     facts = [json.loads(sample.path.with_suffix(".json").read_text()) for sample in drawn.samples]
     assert [(each["seed"], each["at"], each["towards"]) for each in facts] == [(2, k / 3, "../b.png") for k in range(4)]
     again = draw_to_files(run, [], request_file=tmp_path / "way" / "0-2.json", named={}, flags={}, out=tmp_path / "again")
     assert again.samples[0].path.read_bytes() == drawn.samples[2].path.read_bytes()
+
+
+def test_each_line_of_a_way_names_its_place(tessera: Callable[..., Any], run: Path, photo: Image.Image, tmp_path: Path) -> None:
+    photo.save(tmp_path / "a.png")
+    pair = ["--image", "a.png", "--towards", "a.png"]
+    ended = tessera("sample", run, "x", *pair, "-n", 3, "--out", "way")
+    assert ended.code == 0, ended.err
+    assert ended.out.splitlines()[:3] == [f"way/0-{k}.png  seed 0  at {k / 2:g}  x" for k in range(3)]
+    ended = tessera("sample", run, "x", *pair, "--out", "one")
+    assert (ended.code, "tessera: one sample is no way from image to towards; ask for 2 or more (-n 8)" in ended.err) == (2, True)
+    assert not (tmp_path / "one").exists()
 
 
 def test_what_is_kept_is_kept(session: Session, photo: Image.Image) -> None:

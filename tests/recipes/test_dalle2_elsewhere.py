@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tessera.data.opening import open_source
 from tessera.evals.run import evaluate_run
 from tessera.recipes.dalle2.drawing import Painter
 from tessera.sampling.package import export_run
+from tessera.sampling.places import taken_by
 from tessera.sampling.session import load
 from tests.processes import made_once, workshop
 from tests.recipes.test_dalle2_drawing import SETS, run
@@ -178,6 +180,51 @@ def test_more_upsamplers_than_two_and_one_in_the_place_of_another(run: Path, lar
     taken = [f"upsampler1.path={run / 'upsampler1'}", f"upsampler2={{path: {mine / 'upsampler2'}}}"]
     again = trained(tmp_path / "again", run, *stages_of(mine), *taken)  # of a run that has it from elsewhere itself
     assert load(again, device="cpu").hashes == {name: known for name, known in session.hashes.items() if name != "upsampler3"}
+
+
+def test_what_has_moved_is_told_with_all_its_keys(run: Path, workshop: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(run, tmp_path / "other"))
+    mine = trained(tmp_path / "mine", run, *stages_of(other), UPSAMPLER, steps=1)
+    before = drawn(mine)
+    there = [f"its {name} from {other / name}" for name in ("embedder", "prior", "base")]
+    assert taken_by(mine) == [item.removeprefix("its ") for item in there]
+    moved = other.rename(tmp_path / "moved")
+    calls: list[Callable[[], object]] = [
+        lambda: load(mine),
+        lambda: export_run(mine, tmp_path / "model"),
+        lambda: pipeline.resume(mine),
+        lambda: pipeline.resume(mine, sets=[f"base.path={moved / 'base'}"]),
+    ]
+    for call in calls:
+        with pytest.raises(UserError) as error:
+            call()
+        assert f"{mine} takes {' and '.join(there)}, where there is no trained stage; put them back" in str(error.value)
+        assert "--set embeddings.path=NEW/embedder prior.path=NEW/prior base.path=NEW/base" in str(error.value)
+    pipeline.resume(mine, stage="upsampler1")  # which reads nothing of them
+    pipeline.resume(mine, sets=stages_of(moved))
+    assert drawn(mine) == before
+
+
+def test_what_another_run_takes_from_where_it_has_moved(run: Path, tmp_path: Path) -> None:
+    """Base is taken from a run, and its pair from where that run took it."""
+    other = Path(shutil.copytree(run, tmp_path / "other"))
+    base = trained(tmp_path / "base", run, f"embeddings.path={other / 'embedder'}", "upsampler1=null", steps=1)
+    other.rename(tmp_path / "moved")
+    with pytest.raises(UserError, match=f"{base} takes its embedder from .*: tessera resume {base} --set embeddings.path=NEW"):
+        trained(tmp_path / "mine", run, f"embeddings.path={run / 'embedder'}", f"base.path={base / 'base'}", "upsampler1=null")
+
+
+def test_a_pair_that_was_deleted(run: Path, tmp_path: Path) -> None:
+    mine = Path(shutil.copytree(run, tmp_path / "mine"))
+    shutil.rmtree(mine / "embedder")
+    with pytest.raises(UserError, match=f"{mine / 'embedder'} is gone, .* and stage prior was trained on it"):
+        load(mine)
+    shutil.rmtree(mine / "prior")
+    with pytest.raises(UserError, match=f"{mine / 'embedder'} is gone, .* and stage base was trained on it"):
+        load(mine)
+    shutil.rmtree(mine / "base")
+    photo = Image.fromarray(np.zeros((16, 16, 3), dtype=np.uint8))
+    assert load(mine, device="cpu").sample("", image=photo)[0].size == (32, 32), "an upsampler alone"
 
 
 @pytest.mark.parametrize(

@@ -60,13 +60,15 @@ def test_any_length_of_training_clips_needs_no_other_value(frames: int) -> None:
 def test_a_tokenizer_from_elsewhere_decides_what_fits(model: str, sets: tuple[str, ...], grid: tuple[int, ...]) -> None:
     """Not the one that the preset would have trained, whose strides are 8 and 4."""
     other = resolved(f"tokenizer.model={model}")
-    made = adopt(resolved("base.needs.tokenizer=/other/tokenizer", *sets), lambda origin: SimpleNamespace(config=other))
+    made = adopt(
+        resolved("base.needs.tokenizer=/other/tokenizer", *sets), lambda origin: SimpleNamespace(config=other, home=origin)
+    )
     assert isinstance(made, MaskedClipsConfig)
     assert (made.tokenizer.model, made.grid) == (other.tokenizer.model, grid)
     with pytest.raises(UserError, match=r"with the tokenizer of /other/tokenizer: sample.overlap 99 leaves no room"):
         adopt(
             resolved("base.needs.tokenizer=/other/tokenizer", *sets, "sample.overlap=99"),
-            lambda origin: SimpleNamespace(config=other),
+            lambda origin: SimpleNamespace(config=other, home=origin),
         )
 
 
@@ -94,7 +96,7 @@ def test_the_generator_has_the_vocabulary_and_the_grid_of_the_tokenizer(quantize
 
 def test_a_tokenizer_from_elsewhere_brings_its_architecture() -> None:
     other = resolved("tokenizer.model={kind: cvivit, patch: 4, time_patch: 2, quantizer: {kind: vq, codes: 64}}")
-    made = adopt(resolved("base.needs.tokenizer=there/tokenizer"), lambda origin: SimpleNamespace(config=other))
+    made = adopt(resolved("base.needs.tokenizer=there/tokenizer"), lambda origin: SimpleNamespace(config=other, home=origin))
     assert made.tokenizer.model == other.tokenizer.model
     assert made.grid == (9, 16, 16)
     with torch.device("meta"):
@@ -108,4 +110,7 @@ def test_a_tokenizer_from_elsewhere_brings_its_architecture() -> None:
         (resolved("data.channels=1"), "was trained on clips of 1 channels, data.channels is 3; set data.channels=1"),
     ):
         with pytest.raises(UserError, match=said):
-            adopt(resolved("base.needs.tokenizer=there/tokenizer"), lambda origin, wrong=wrong: SimpleNamespace(config=wrong))
+            adopt(
+                resolved("base.needs.tokenizer=there/tokenizer"),
+                lambda origin, wrong=wrong: SimpleNamespace(config=wrong, home=origin),
+            )

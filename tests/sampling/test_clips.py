@@ -201,6 +201,9 @@ def test_wrong_ids(session: Session, ids: Any, said: str) -> None:
     ("call", "said"),
     [
         ({}, "nothing to draw"),
+        ({"prompts": 5}, "prompts is 5; expected text, or a list of texts"),
+        ({"prompts": None}, "prompts is None; expected text, or a list of texts"),
+        ({"scenes": 5}, "scenes is 5; expected a list of scenes"),
         ({"prompts": "a", "scenes": STORY}, "prompts and scenes both say what to draw"),
         ({"scenes": [{"prompt": "a"}]}, "scene 1 has no frames; expected a prompt and its frames"),
         ({"scenes": [{"frames": 3}]}, "scene 1 has no prompt"),
@@ -235,6 +238,7 @@ def test_wrong_ids(session: Session, ids: Any, said: str) -> None:
         ({"prompts": "a", "image": "gone.mp4"}, "gone.mp4: no such file"),
         ({"prompts": "a", "image": grey(1), "mask": grey(1)}, "recipe flicker draws clips; mask is for pictures: leave it out"),
         ({"prompts": "a", "image": grey(1), "outpaint": {"left": 0.3}}, "flicker draws clips; outpaint is for pictures"),
+        ({"prompts": "a", "image": grey(1), "towards": grey(2)}, "flicker draws clips; towards is for pictures: leave it out"),
         ({"prompts": "a", "mesh": "part.obj"}, "flicker draws clips; mesh is for meshes"),
     ],
     ids=str,
@@ -276,6 +280,7 @@ def test_no_clip_is_no_call(session: Session) -> None:
     ("text", "said"),
     [
         ("scenes: up", "line 1: scenes is 'up'; expected a list of scenes"),
+        ("scenes: []", "line 1: scenes is empty; expected a list of scenes: [{prompt: a, frames: 20}"),
         ("scenes:\n- up", "line 2: scenes.0 is 'up'; expected prompt, frames, overlap"),
         ("scenes:\n- prompt: up\n  frames: 3\n- prompt: 5\n  frames: 3", "line 4: scenes.1.prompt is 5; expected text"),
         ("scenes:\n- {prompt: up}", "line 2: scenes.0 has no frames; expected a whole number"),

@@ -263,7 +263,8 @@ def test_a_part_that_is_as_large_as_it_may_be(exact: Session) -> None:
         ({"mesh": Mesh([[0, 0], [1]], PART.faces)}, "expected vertices, n x 3 numbers"),  # type: ignore[arg-type]
         ({"mesh": Mesh(PART.vertices[:, :2], PART.faces)}, r"vertices \[8, 2\] and"),
         ({"mesh": 5}, "expected a file or a Mesh"),
-        ({"mesh": "nowhere.obj"}, "nowhere.obj"),
+        ({"mesh": "nowhere.obj"}, "^nowhere.obj: no such file or directory$"),
+        ({"mesh": "cat.png"}, "^cat.png: .png; expected one of .obj .glb .gltf .ply .stl .off$"),
         ({"image": np.zeros((8, 8, 3), np.uint8)}, "meshes"),
         ({"options": {"max_faces": 0}}, r"sample.max_faces \(options\): found 0"),
         ({"options": {"max_faces": 10**9}}, "sample.max_faces"),

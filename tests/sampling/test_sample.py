@@ -152,8 +152,9 @@ def test_a_variation_shares_what_it_does_not_draw(session: Session, picture: Pix
 
 
 def test_there_are_no_tokens_between_two_pictures(session: Session, picture: Pixels) -> None:
-    with pytest.raises(UserError, match=r"recipe muse draws by tokens.*towards is for recipe dalle2"):
-        session.sample("a", 2, image=picture, towards=picture)
+    for n in (1, 2):
+        with pytest.raises(UserError, match=r"recipe muse draws by tokens.*towards is for recipe dalle2"):
+            session.sample("a", n, image=picture, towards=picture)
 
 
 # ---- a critic, a finer grid

@@ -178,7 +178,8 @@ def test_wrong_sketches_of_a_request_s_file(tmp_path: Path, sketch: str, said: s
 
 
 def test_what_is_refused(session: Session, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"recipe flicker\) learned nothing from sketches: leave the sketch out"):
+    remedy = r"train one that does: recipe nuwa \(base.model.kind=autoregressive\) with data.sketch=edges or files"
+    with pytest.raises(UserError, match=rf"recipe flicker\) learned nothing from sketches: leave the sketch out, or {remedy}"):
         session.sample("up", sketch=grey(0))
     drawer = clip_session(tmp_path / "run", sketch="edges")
     with pytest.raises(UserError, match=r"gone\.gif: no such file"):

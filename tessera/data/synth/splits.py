@@ -65,7 +65,10 @@ def write_set(
     if blocked := in_the_way(out):
         raise UserError(f"{blocked}; name another --out, a new folder")
     partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
-    partial.mkdir(parents=True)
+    try:
+        partial.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"{out} cannot be made: {error.strerror}; name another --out") from None
     try:
         write_split = _write_beside if text_files else _write_split
         splits: tuple[tuple[Split, int], ...] = (("train", n), ("heldout", max(1, n // 8)))

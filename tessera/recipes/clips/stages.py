@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +31,7 @@ from tessera.recipes.captions import settle_captions, training_text
 from tessera.recipes.clips.config import AutoregressiveClipsConfig, ClipsConfig, refuse_sizes
 from tessera.recipes.clips.drawing import generator_of
 from tessera.recipes.generator import encode_exactly, facts_of, generator_step
+from tessera.recipes.needs import found_at
 from tessera.tokenizers.image.model import ImageTokenizerConfig
 from tessera.tokenizers.video.critic import frames_of
 from tessera.tokenizers.video.frames import FramesConfig
@@ -51,8 +51,7 @@ def adopt(config: ClipsConfig, read: Callable[[str], Any]) -> ClipsConfig:
     """A tokenizer that comes from elsewhere brings its own architecture; one of pictures is used frame by frame."""
     if config.base.needs.tokenizer is None:
         return config
-    origin = str(Path(config.base.needs.tokenizer).absolute())
-    other = read(origin).config
+    origin, other = found_at(read, config.base.needs.tokenizer)
     model, still = other.tokenizer.model, isinstance(other.tokenizer.model, ImageTokenizerConfig)
     if not still and not isinstance(model, Backbone):
         raise UserError(
@@ -106,6 +105,7 @@ def tokenizer_step(config: ClipsConfig) -> Train:
         serves=lambda: {"tokenizer": VideoTokenizer(config.tokenizer.model, config.data.channels)},
         feed=lambda nets, feed: ClipLoader.of(feed),
         origin=config.base.needs.tokenizer,
+        origin_key="base.needs.tokenizer",
     )
 
 

@@ -156,8 +156,12 @@ class Painter:
         if chunk.pictures is None or chunk.redraw is not None:
             return self.imagine(chunk, options.prior)
         found = self.embedded(chunk.pictures)
-        if chunk.towards is None or chunk.at is None:
+        if chunk.towards is None:
             return found
+        if chunk.at is None:
+            raise UserError(
+                "one sample is no way from image to towards; ask for 2 or more (-n 8), or name its place in a request: at: 0.5"
+            )
         return between(found, self.embedded(chunk.towards), chunk.at)
 
     def embedded(self, given: Tensor) -> Tensor:

@@ -106,6 +106,7 @@ def pair_step(config: Dalle2Config) -> Train:
         feed=feed,
         captioned=learns_from_captions(config),
         origin=kind.path if isinstance(kind, TrainedPairConfig) else None,
+        origin_key="embeddings.path",
     )
 
 
@@ -136,7 +137,16 @@ def tokenizer_step(config: Dalle2Config, latent: LatentConfig) -> Train:
     def trained(*_: object) -> Any:
         raise UserError(f"stage tokenizer is not trained here, but taken from {latent.path}")
 
-    return Train(name="tokenizer", batch_size=1, steps=1, build=trained, serves=serves, feed=trained, origin=latent.path)
+    return Train(
+        name="tokenizer",
+        batch_size=1,
+        steps=1,
+        build=trained,
+        serves=serves,
+        feed=trained,
+        origin=latent.path,
+        origin_key="base.latent.path",
+    )
 
 
 # --- prior
@@ -168,6 +178,7 @@ def prior_step(config: Dalle2Config) -> Train:
         needs=needs_pair(config),
         captioned=learns_from_captions(config),
         origin=config.prior.path,
+        origin_key="prior.path",
     )
 
 
@@ -214,6 +225,7 @@ def base_step(config: Dalle2Config) -> Train:
         shows={"prior": "prior"},
         captioned=learns_from_captions(config),
         origin=config.base.path,
+        origin_key="base.path",
     )
 
 
@@ -235,6 +247,7 @@ def upsampler_step(config: Dalle2Config, name: str, stage: UpsamplerConfig) -> T
         feed=feed,
         captioned=stage.text and learns_from_captions(config),
         origin=stage.path,
+        origin_key=f"{name}.path",
     )
 
 

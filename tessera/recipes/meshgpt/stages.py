@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from tessera.media.sheets import sheet
 from tessera.recipes.captions import settle_captions, training_text
 from tessera.recipes.meshgpt.config import GraphConfig, MeshGPTConfig
 from tessera.recipes.meshgpt.tokens import mesh_of, meshes_of, module_of, sequences, tokens_of
+from tessera.recipes.needs import found_at
 from tessera.recording import Lean
 from tessera.text.encoders import NoTextConfig, NoTextReader, PrecomputedTextConfig, build_encoder, encode_text, text_width
 from tessera.tokenizers.mesh.graph_stage import build_stage as build_graph
@@ -44,8 +44,7 @@ def adopt(config: MeshGPTConfig, read: Callable[[str], Any]) -> MeshGPTConfig:
     """A tokenizer that comes from elsewhere brings its own architecture."""
     if config.base.needs.tokenizer is None:
         return config
-    origin = str(Path(config.base.needs.tokenizer).absolute())
-    other = read(origin).config
+    origin, other = found_at(read, config.base.needs.tokenizer)
     if other.recipe != config.recipe or not isinstance(other.tokenizer, GraphConfig):
         raise UserError(f"{origin} holds no graph autoencoder of meshes; name RUN/tokenizer of a run with tokenizer.kind=graph")
     if other.data.bins != config.data.bins:
@@ -83,6 +82,7 @@ def tokenizer_step(config: MeshGPTConfig) -> Train:
         serves=serves,
         feed=lambda nets, feed: MeshLoader(feed, MeshCache(write_meshes(feed)), NoTextReader(), quads=config.quads),
         origin=config.base.needs.tokenizer,
+        origin_key="base.needs.tokenizer",
     )
 
 

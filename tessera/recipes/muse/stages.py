@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -25,7 +24,7 @@ from tessera.recipes.captions import settle_captions, training_text
 from tessera.recipes.generator import encode_exactly, facts_of
 from tessera.recipes.masked import draw_preview, masked_nets, masked_step
 from tessera.recipes.muse.config import MuseConfig, grid_of
-from tessera.recipes.needs import refuse_other_channels
+from tessera.recipes.needs import found_at, refuse_other_channels
 from tessera.recipes.pictures import contact_sheet
 from tessera.tokenizers.image.model import ImageTokenizer
 from tessera.tokenizers.image.stage import build_stage
@@ -36,9 +35,8 @@ def steps(config: MuseConfig) -> Sequence[Train]:
     found = [tokenizer_step(config), base_step(config)]
     if config.superres is not None:
         if config.superres.needs.tokenizer is not None:
-            found.append(
-                replace(found[0], name="fine_tokenizer", origin=config.superres.needs.tokenizer, serves=serves_fine(config))
-            )
+            origin, key = config.superres.needs.tokenizer, "superres.needs.tokenizer"
+            found.append(replace(found[0], name="fine_tokenizer", origin=origin, origin_key=key, serves=serves_fine(config)))
         found.append(superres_step(config))
     return found
 
@@ -47,14 +45,12 @@ def adopt(config: MuseConfig, read: Callable[[str], Any]) -> MuseConfig:
     """A tokenizer that comes from elsewhere brings its own architecture."""
     changes: dict[str, Any] = {}
     if config.base.needs.tokenizer is not None:
-        origin = str(Path(config.base.needs.tokenizer).absolute())
-        other = read(origin).config
+        origin, other = found_at(read, config.base.needs.tokenizer)
         refuse_other_channels(config.data, other, origin)
         changes["tokenizer"] = {"model": other.tokenizer.model.model_dump(mode="json")}
         changes["base"] = {"needs": {"tokenizer": origin}}
     if config.superres is not None and config.superres.needs.tokenizer is not None:
-        origin = str(Path(config.superres.needs.tokenizer).absolute())
-        other = read(origin).config
+        origin, other = found_at(read, config.superres.needs.tokenizer)
         refuse_other_channels(config.data, other, origin)
         changes["superres"] = {"needs": {"tokenizer": origin}, "tokenizer": other.tokenizer.model.model_dump(mode="json")}
     if not changes:
@@ -90,6 +86,7 @@ def tokenizer_step(config: MuseConfig) -> Train:
         serves=lambda: {"tokenizer": ImageTokenizer(config.tokenizer.model, config.data.channels)},
         feed=lambda nets, feed: ImageLoader.of(feed, tokenizer_height(config)),
         origin=config.base.needs.tokenizer,
+        origin_key="base.needs.tokenizer",
     )
 
 
