@@ -27,7 +27,7 @@ from tessera.engine.signals import StopFlag
 from tessera.engine.state import TrainState
 from tessera.engine.track import Journal
 from tessera.engine.trackers import refuse_missing
-from tessera.recipes import RECIPES, find_recipe
+from tessera.recipes import RECIPES, build_unnamed, find_recipe
 from tessera.sampling.places import read_run
 from tessera.staging import (
     build_stage,
@@ -81,14 +81,7 @@ def resolve(
     if data is not None:
         layers.append(Layer.of({"data": {"path": data}}, "--data"))
     layers.append(own)
-    try:
-        made = build(recipe.config_type, layers)
-    except UserError as error:
-        if not unnamed:
-            raise
-        raise UserError(
-            f"{error}\n({target} names no recipe, so it is read as one for {name}; write recipe: NAME in it)"
-        ) from None
+    made = build_unnamed(recipe, layers, target) if unnamed else build(recipe.config_type, layers)
     trains = [train for train in pick(recipe.steps(made), stage) if train.origin is None]
     if steps is not None:  # behind --set, which may be what makes a stage; but what it says of steps itself stands
         named = [train.name for train in trains if isinstance(said := own.values.get(train.name), Mapping) and "steps" in said]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from tessera.config import UserError, nearest
+from collections.abc import Sequence
+from typing import Any
+
+from tessera.config import Layer, UserError, build, nearest
 from tessera.contracts import Recipe
 from tessera.recipes.dalle2 import DALLE2
 from tessera.recipes.meshgpt import MESHGPT
@@ -22,3 +25,12 @@ def find_recipe(name: str) -> Recipe:
             f"recipes: {', '.join(RECIPES)}; or name a .yaml file"
         )
     return RECIPES[name]
+
+
+def build_unnamed(recipe: Recipe, layers: Sequence[Layer], file: str) -> Any:
+    """The config of a file that names no recipe, which an error says: its keys may be those of another one."""
+    try:
+        return build(recipe.config_type, layers)
+    except UserError as error:
+        told = f"({file} names no recipe, so it is read as one for {recipe.name}; write recipe: NAME in it)"
+        raise UserError(f"{error}\n{told}") from None
