@@ -239,11 +239,11 @@ def prepare(run: Path | str, stage: str | None = None) -> dict[str, list[Path]]:
 
 
 def refuse_other_kind(root: Any, saved: Layer, sets: Layer) -> None:
-    """Of generator: another one has other weights, and other options."""
+    """Of generator or tokenizer: another one has other weights, and other options."""
     asked = root.said([sets]) if isinstance(root, Kinds) else None
     if asked is not None and asked != root.said([saved]):
         raise UserError(
-            f"--set {root.key}={asked}: a run keeps its kind of generator, here {root.said([saved])}; start a new run (with "
+            f"--set {root.key}={asked}: a run keeps its {root.key}, here {root.said([saved])}; start a new run (with "
             f"base.needs.tokenizer it takes a tokenizer that is trained already)"
         )
 

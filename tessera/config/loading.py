@@ -290,7 +290,8 @@ def _join(tree: dict[str, Any], new: dict[str, Any], item: str, above: str = "")
 
 @dataclass(frozen=True)
 class Kinds(Generic[C]):
-    """Root configs of one recipe. The value of one key, such as base.model.kind, says which of them a config is."""
+    """Root configs of one recipe. The value of one key, such as base.model.kind, says which of them a config is. Two kinds may
+    share one type, and differ in what presets say of them."""
 
     key: str
     types: Mapping[str, type[C]]  # the first is that of a config that does not say
@@ -314,7 +315,8 @@ class Kinds(Generic[C]):
     def chosen(self, layers: Sequence[Layer]) -> tuple[type[C], Elsewhere]:
         """The type of what layers make together, and what a key may belong to that it does not have."""
         kind = self.said(layers) or next(iter(self.types))
-        return self.types[kind], Elsewhere(self.key, kind, {name: own for name, own in self.types.items() if name != kind})
+        own = self.types[kind]
+        return own, Elsewhere(self.key, kind, {name: other for name, other in self.types.items() if other is not own})
 
 
 def build(config_type: type[C] | Kinds[C], layers: Sequence[Layer]) -> C:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from tessera import pipeline
+from tessera.config import Layer, UserError
+from tessera.recipes.meshgpt.config import KINDS
 from tessera.recipes.meshgpt.tokens import MeshTokens, meshes_of, module_of, tokens_of
 
 QUANTIZERS = {
@@ -66,3 +69,31 @@ def test_a_drawn_mesh_remembers_the_faces_that_were_removed() -> None:
     (none,) = meshes_of(tokens, {}, ids, torch.tensor([0]), bins=64)
     assert (len(whole.faces), whole.cleaning.num_degenerate, whole.cleaning.num_duplicate) == (2, 2, 1)
     assert (len(none.faces), none.cleaning.num_faces_before) == (0, 0)
+
+
+def test_a_preset_knows_the_size_of_either_tokenizer(tmp_path: Path) -> None:
+    def millions(preset: str) -> float:
+        with torch.device("meta"):
+            net = module_of(pipeline.resolve("meshgpt", preset=preset, sets=["tokenizer.kind=graph"]))
+        assert net is not None
+        return sum(parameter.numel() for parameter in net.parameters()) / 1e6
+
+    assert millions("tiny") < 1 < 16 < millions("small") < 17
+    changed = pipeline.resolve("meshgpt", preset="tiny", sets=["tokenizer.kind=graph", "tokenizer.steps=7"])
+    assert (changed.tokenizer.steps, changed.tokenizer.batch_size) == (7, 16)
+    (tmp_path / "my.yaml").write_text("recipe: meshgpt\npreset: tiny\ntokenizer: {kind: graph, steps: 7}\n")
+    assert pipeline.resolve(str(tmp_path / "my.yaml")) == changed
+    assert pipeline.resolve("meshgpt", preset="tiny").tokenizer.kind == "coordinates"
+
+
+def test_kinds_of_one_type_have_no_keys_of_their_own() -> None:
+    with pytest.raises(UserError, match=r"text\.depth") as told:
+        pipeline.resolve("meshgpt", preset="tiny", sets=["tokenizer.kind=graph", "text.kind=minilm", "text.depth=2"])
+    assert "tokenizer.kind" not in str(told.value)
+
+
+def test_a_run_keeps_its_kind_of_tokenizer() -> None:
+    saved, same, other = (Layer.of({"tokenizer": {"kind": kind}}, "") for kind in ("graph", "graph", "coordinates"))
+    pipeline.refuse_other_kind(KINDS, saved, same)
+    with pytest.raises(UserError, match=r"coordinates: a run keeps its tokenizer\.kind, here graph; start a new run"):
+        pipeline.refuse_other_kind(KINDS, saved, other)

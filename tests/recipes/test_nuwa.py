@@ -252,5 +252,5 @@ def test_both_generators_learn_from_the_tokens_of_one_tokenizer(tmp_path: Path) 
         assert [path.read_bytes() for path in others] == [path.read_bytes() for path in caches[0]]
     for run in runs[1:]:
         assert "shards are taken from" in (run / "log.txt").read_text()
-    with pytest.raises(UserError, match="a run keeps its kind of generator, here autoregressive"):
+    with pytest.raises(UserError, match=r"a run keeps its base\.model\.kind, here autoregressive"):
         pipeline.resume(runs[1], sets=["base.model.kind=masked"])

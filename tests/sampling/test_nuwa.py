@@ -266,7 +266,7 @@ def test_a_flag_that_does_not_apply_is_named(tessera: Run, run: Path) -> None:
 
 def test_a_run_keeps_its_kind(run: Path) -> None:
     before = (run / "config.yaml").read_bytes()
-    with pytest.raises(UserError, match="a run keeps its kind of generator, here autoregressive; start a new run"):
+    with pytest.raises(UserError, match=r"a run keeps its base\.model\.kind, here autoregressive; start a new run"):
         pipeline.resume(run, sets=["base.model.kind=masked"])
     assert (run / "config.yaml").read_bytes() == before
 

@@ -1,7 +1,7 @@
 """Text to mesh: exact coordinates or learned codes, then an autoregressive generator, face by face."""
 
 from tessera.contracts import Recipe
-from tessera.recipes.meshgpt.config import MeshGPTConfig, base, large, small, tiny
+from tessera.recipes.meshgpt.config import KINDS, PRESETS
 from tessera.recipes.meshgpt.drawing import Sculptor
 from tessera.recipes.meshgpt.stages import adopt, settle, steps
 
@@ -9,8 +9,8 @@ MESHGPT = Recipe(
     name="meshgpt",
     summary="text to mesh: exact coordinates (or a graph autoencoder), then faces one after another",
     medium="mesh",
-    config_type=MeshGPTConfig,
-    presets={"tiny": tiny, "small": small, "base": base, "large": large},
+    config_type=KINDS,
+    presets=PRESETS,
     steps=steps,
     adopt=adopt,
     settle=settle,
