@@ -92,11 +92,15 @@ def refuse_incomplete(run: Path, trains: Sequence[Train]) -> None:
     waiting = [train for train in trains if train.origin is None and train not in trained] if trained else []
     asked = {name for train in trains if train not in waiting for name in train.needs.values()}
     refuse_gone(run, [train for train in trains if train.name in asked or train.name not in read])
+    for user, lost in lost_needs(trained):
+        raise UserError(
+            f"{run / lost} is gone, or has no checkpoint any more, and stage {user} was trained on it and cannot be used without "
+            f"it; put it back. Without a copy, `tessera resume {shlex.quote(str(run))}` trains it again, which helps where it "
+            f"comes out bit for bit as it was"
+        )
+
+
+def lost_needs(trained: Sequence[Train]) -> list[tuple[str, str]]:
+    """Names of stages, each with one that it was trained on and that is not among them."""
     there = {train.name for train in trained}
-    for user in trained:
-        if lost := [name for name in user.needs.values() if name not in there]:
-            raise UserError(
-                f"{run / lost[0]} is gone, or has no checkpoint any more, and stage {user.name} was trained on it and cannot be "
-                f"used without it; put it back. Without a copy, `tessera resume {shlex.quote(str(run))}` trains it again, which "
-                f"helps where it comes out bit for bit as it was"
-            )
+    return [(user.name, name) for user in trained for name in user.needs.values() if name not in there]

@@ -36,6 +36,7 @@ from tessera.sampling.places import (
     home_of,
     is_exported,
     is_run,
+    lost_needs,
     read_run,
     read_taken,
     refuse_gone,
@@ -298,13 +299,11 @@ def open_export(folder: Path) -> Stored:
 
 def refuse_parts(folder: Path, trains: Sequence[Train]) -> None:
     """An export of a run of which a stage was gone has another that cannot be used."""
-    there = {train.name for train in trains}
-    for user in trains:
-        if lost := [name for name in user.needs.values() if name not in there]:
-            raise UserError(
-                f"{folder} holds no {lost[0]}, and its {user.name} was trained on one and cannot be used without it; export the "
-                f"run again: tessera export RUN --out NEW"
-            )
+    for user, lost in lost_needs(trains):
+        raise UserError(
+            f"{folder} holds no {lost}, and its {user} was trained on one and cannot be used without it; export the run again: "
+            f"tessera export RUN --out NEW"
+        )
 
 
 def _is_stage(name: str, facts: Any) -> bool:
