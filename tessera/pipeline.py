@@ -28,7 +28,7 @@ from tessera.engine.state import TrainState
 from tessera.engine.track import Journal
 from tessera.engine.trackers import refuse_missing
 from tessera.recipes import RECIPES, build_unnamed, find_recipe
-from tessera.sampling.places import read_run
+from tessera.sampling.places import read_config, read_run
 from tessera.staging import (
     build_stage,
     describe,
@@ -212,8 +212,7 @@ def resume(
 def prepare(run: Path | str, stage: str | None = None) -> dict[str, list[Path]]:
     """Makes the caches that the stages of a run read, without training; stage -> the folder of each."""
     folder = Path(run)
-    recipe, saved = read_run(folder)
-    config = build(recipe.config_type, [saved])
+    recipe, config = read_config(folder)
     trains = [train for train in pick(recipe.steps(config), stage) if train.origin is None]
     refuse_gone_stages(folder, recipe.steps(config), recipe.steps(config), stage)
     refuse_moved(config, folder)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tessera.config import MeshDataConfig, UserError, VideoDataConfig, build
+from tessera.config import MeshDataConfig, UserError, VideoDataConfig
 from tessera.contracts import Loader, Stage, Train
 from tessera.data import opening
 from tessera.data.clip_sources import UNREADABLE, as_clip_source
@@ -26,7 +26,7 @@ from tessera.engine.track import Journal
 from tessera.media.clips import read_facts
 from tessera.randomness import mix, mix_text
 from tessera.recipes import RECIPES
-from tessera.sampling.places import has_weights, note_taken, read_run, refuse_gone
+from tessera.sampling.places import has_weights, note_taken, read_config, refuse_gone
 from tessera.sampling.stored import StoredStage, build_nets, needed_by_others, open_stored, read_stage
 from tessera.text.bytes import ByteTextConfig, num_bytes
 
@@ -184,8 +184,7 @@ def stage_elsewhere(origin: str, kind: str = "tokenizer") -> StoredStage:
         stored = open_stored(folder)
         found = stored.stages.get(path.name)
     else:
-        recipe, saved = read_run(folder)
-        current = build(recipe.config_type, [saved])
+        recipe, current = read_config(folder)
         names = {train.name: train for train in recipe.steps(current)}
         wanted = needed_by_others(folder, names, path.name) if path.name in names else None
         found = read_stage(folder, recipe, current, names[path.name], wanted or "latest") if path.name in names else None

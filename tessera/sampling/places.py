@@ -29,6 +29,12 @@ def read_run(folder: Path) -> tuple[Recipe, Layer]:
     return find_recipe(str(saved.values.get("recipe", ""))), saved
 
 
+def read_config(folder: Path) -> tuple[Recipe, Any]:
+    """The recipe of a run, and its config; no weights are read."""
+    recipe, saved = read_run(folder)
+    return recipe, build(recipe.config_type, [saved])
+
+
 def home_of(run: Path, train: Train) -> Path:
     """Where the checkpoints of a stage lie."""
     return (run / train.name if train.origin is None else Path(train.origin)) / "checkpoints"
@@ -59,8 +65,7 @@ def note_taken(run: Path, name: str, weights: str) -> None:
 def taken_by(run: Path) -> list[str]:
     """Which stages a run takes from where, in words; nothing of a run whose config cannot be read."""
     try:
-        recipe, saved = read_run(run)
-        config: Any = build(recipe.config_type, [saved])
+        recipe, config = read_config(run)
     except UserError:
         return []
     taken = [train for train in recipe.steps(config) if train.origin is not None]

@@ -37,7 +37,7 @@ from tessera.sampling.places import (
     is_exported,
     is_run,
     lost_needs,
-    read_run,
+    read_config,
     read_taken,
     refuse_gone,
     refuse_incomplete,
@@ -116,8 +116,7 @@ def open_run(folder: Path, checkpoint: str = "latest") -> Stored:
     `checkpoint` is that of the last stage that was trained in it. Of an earlier one it is what later ones were trained on, of one
     from elsewhere what was taken over; else the newest.
     """
-    recipe, saved = read_run(folder)
-    current: Any = build(recipe.config_type, [saved])
+    recipe, current = read_config(folder)
     trains = {train.name: train for train in recipe.steps(current)}
     refuse_incomplete(folder, list(trains.values()))
     trained = [name for name, train in trains.items() if has_weights(folder, train)]
@@ -163,8 +162,7 @@ def read_stage(run: Path, recipe: Recipe, current: Any, train: Train, wanted: st
     home, name = home_of(run, train), train.name
     if train.origin is not None:
         name = home.parent.name
-        recipe, saved = read_run(home.parents[1])
-        current = build(recipe.config_type, [saved])
+        recipe, current = read_config(home.parents[1])
     if re.fullmatch("[0-9a-f]{64}", wanted):
         fitting = [path.name for path in list_checkpoints(home) if wanted in hashes_of(path)]
         if not fitting:

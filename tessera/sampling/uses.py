@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tessera.config import build
 from tessera.contracts import Recipe
 from tessera.recipes.dalle2.config import Dalle2Config
-from tessera.sampling.places import has_weights, read_run
+from tessera.sampling.places import has_weights, read_config
 from tessera.sampling.session import Session
 
 WORDS = {"prompt": '"PROMPT"', "image": '"" --image FILE', "embedding": '"" --image FILE.npy'}
@@ -49,15 +48,9 @@ def can_be_judged(session: Session) -> bool:
     return session.draws or "tokenizer" in session.nets
 
 
-def open_config(run: Path) -> tuple[Recipe, Any]:
-    """A run's recipe and config, without its weights."""
-    recipe, saved = read_run(run)
-    return recipe, build(recipe.config_type, [saved])
-
-
 def after_training(run: Path, last: str | None) -> str:
     """Of a run; `last` is the stage that was trained last, None where all come from elsewhere."""
-    name, (recipe, config) = shlex.quote(str(run)), open_config(run)
+    name, (recipe, config) = shlex.quote(str(run)), read_config(run)
     trained = [train.name for train in recipe.steps(config) if has_weights(run, train)]
     if (way := way_to_draw(config, trained)) is None:
         goes_on = f"tessera resume {name}   to go on with the next stage"
@@ -70,7 +63,7 @@ def after_training(run: Path, last: str | None) -> str:
 
 def after_export(run: Path, out: Path) -> str:
     """Of an export, by the stages that lie in it."""
-    recipe, config = open_config(run)
+    recipe, config = read_config(run)
     return use_of_export(recipe, config, [train.name for train in recipe.steps(config) if (out / train.name).is_dir()], run, out)
 
 
