@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 
 def initialise(conv: nn.Conv2d, gain: float = 1.0) -> nn.Conv2d:
@@ -34,23 +36,15 @@ class GroupNorm(nn.GroupNorm):
             groups //= 2
         super().__init__(groups, width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """b c h w -> b c h w"""
+    def forward(self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
+        """b c h w -> b c h w; then times 1 + scale, plus shift, b c each, which a line takes into itself."""
         if not torch.compiler.is_compiling():
-            return super().forward(x)
-        slope, height = self.line(x)
-        return (x.float() * slope + height).to(x.dtype)
-
-    def line(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Slope and height of each channel's line, b c 1 1 in fp32. A group's variance is the mean of its channels' own, and how
-        far their means lie apart."""
-        variances, means = torch.var_mean(x.float(), (2, 3), correction=0)
-        variance, mean = (rearrange(found, "b (g k) -> b g k", g=self.num_groups) for found in (variances, means))
-        center = mean.mean(2, keepdim=True)
-        inverse_deviation = torch.rsqrt((variance + (mean - center).square()).mean(2, keepdim=True) + self.eps)
-        slope = inverse_deviation * self.weight.view(self.num_groups, -1)
-        height = self.bias.view(self.num_groups, -1) - center * slope
-        return slope.flatten(1)[:, :, None, None], height.flatten(1)[:, :, None, None]
+            normal = super().forward(x)
+            return normal if scale is None or shift is None else normal * (1 + across(scale)) + across(shift)
+        slope, height = Line.apply(x, self.weight, self.bias, self.num_groups, self.eps)
+        if scale is not None and shift is not None:
+            slope, height = slope * (1 + scale), height * (1 + scale) + shift
+        return (x.float() * across(slope) + across(height)).to(x.dtype)
 
     def along(self, x: Tensor, direction: Tensor) -> Tensor:
         """Derivative of the output at x along a direction; with z the standardised x and r its inverse deviation,
@@ -74,6 +68,43 @@ class GroupNorm(nn.GroupNorm):
     def ungroup(self, x: Tensor, like: Tensor) -> Tensor:
         """b (h w) g k -> b (g k) h w, in the given picture's kind of number."""
         return rearrange(x, "b (h w) g k -> b (g k) h w", w=like.shape[-1]).to(like.dtype)
+
+
+class Line(torch.autograd.Function):
+    """Slope and height, b c in fp32, of each channel's line. A group's variance is the mean of its channels' own, and how far their
+    means lie apart. Backwards it is a line again: what slope and height have to do with a pixel depends on nothing but its value,
+    so the way through the statistics costs two numbers a group, and no other sum over pixels."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: float) -> tuple[Tensor, Tensor]:
+        """x b c h w"""
+        variances, means = torch.var_mean(x.float(), (2, 3), correction=0)
+        variance, mean = (found.unflatten(1, (num_groups, -1)) for found in (variances, means))
+        center = mean.mean(2, keepdim=True)
+        inverse_deviation = torch.rsqrt((variance + (mean - center).square()).mean(2, keepdim=True) + eps)
+        slope = inverse_deviation * weight.view(num_groups, -1)
+        ctx.save_for_backward(x, weight, center, inverse_deviation)
+        return slope.flatten(1), (bias.view(num_groups, -1) - center * slope).flatten(1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor, height: Tensor) -> tuple[Tensor | None, ...]:
+        """With r the inverse deviation, m the mean and s the number of values in a group: slope = r weight, height = bias -
+        m r weight, dm/dx = 1 / s, dr/dx = -r^3 (x - m) / s."""
+        x, weight, center, inverse_deviation = ctx.saved_tensors
+        groups, num = center.shape[1], x[0].numel() // center.shape[1]
+        slope, height = (given.unflatten(1, (groups, -1)) for given in (slope, height))
+        by_deviation, weights = slope - center * height, weight.view(groups, -1)
+        rise = -(inverse_deviation**3) * (weights * by_deviation).sum(2, keepdim=True) / num
+        start = -inverse_deviation * (weights * height).sum(2, keepdim=True) / num - rise * center
+        rise, start = (across(found.expand_as(slope).flatten(1)) for found in (rise, start))
+        of_weight = (inverse_deviation * by_deviation).sum(0).flatten()
+        return (x.float() * rise + start).to(x.dtype), of_weight, height.sum(0).flatten(), None, None
+
+
+def across(channels: Tensor) -> Tensor:
+    """b c -> b c 1 1, for all pixels."""
+    return channels[:, :, None, None]
 
 
 class ResidualBlock(nn.Module):

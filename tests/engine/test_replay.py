@@ -249,8 +249,10 @@ def test_without_gradients_it_is_recorded_too(pair: tuple[Net, Net, Replayed]) -
 
 
 def test_gradients_that_lie_alike_are_copied_in_one_launch_whatever_the_others_do() -> None:
-    made = [torch.randn(3, 2), torch.randn(2, 3).t(), torch.randn(4), torch.randn(5).double()]
-    own = [torch.zeros(tensor.shape) for tensor in made]
+    kernel = torch.randn(4, 3, 1, 1)  # a kernel of one pixel: in either layout the same
+    made = [torch.randn(3, 2), torch.randn(2, 3).t(), torch.randn(4), torch.randn(5).double(), kernel]
+    own = [torch.zeros(tensor.shape) for tensor in made[:-1]] + [kernel.to(memory_format=torch.channels_last).clone()]
+    assert own[-1].stride() != kernel.stride()
     with Names() as names:
         copy_all(list(zip(own, made, strict=True)))
     assert [name for name in names.seen if "copy_" in name] == ["_foreach_copy_", "copy_", "copy_"]

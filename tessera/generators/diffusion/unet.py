@@ -80,8 +80,8 @@ class ModulatedBlock(nn.Module):
 
     def forward(self, x: Tensor, vector: Tensor) -> Tensor:
         """b c h w, and b d -> b c' h w"""
-        scale, shift = self.modulate(vector)[:, :, None, None].chunk(2, dim=1)
-        h = self.norm2(self.conv1(F.silu(self.norm1(x)))) * (1 + scale) + shift
+        scale, shift = self.modulate(vector).chunk(2, dim=1)
+        h = self.norm2(self.conv1(F.silu(self.norm1(x))), scale, shift)
         return self.shortcut(x) + self.conv2(F.dropout(F.silu(h), self.dropout, self.training))
 
 
@@ -125,6 +125,10 @@ class Layer(nn.Module):
 class LastNorm(GroupNorm):
     """That of no layer, by a name of its own, as the next two: they are compiled by themselves, which those of other nets, frozen
     ones among them, are not."""
+
+    def forward(self, x: Tensor, around: Tensor) -> Tensor:  # type: ignore[override]  # as of a layer on the way up
+        """b c h w twice -> b 2c h w, what the last convolution sees"""
+        return F.silu(super().forward(torch.cat([x, around * SKIP], dim=1)))
 
 
 class Shrink(Downsample):
@@ -184,8 +188,7 @@ class UNet(nn.Module):
             for layer in layers:  # type: ignore[attr-defined]
                 h = layer(h, vector, context, mask, around.pop())
             h = grow(h)
-        h = torch.cat([h, stem * SKIP], dim=1)
-        return self.out(F.silu(self.norm(h))).to(x.dtype)
+        return self.out(self.norm(h, stem)).to(x.dtype)
 
 
 def condition_width(config: UNetConfig) -> int:
