@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import tessera
+from tessera.recipes import RECIPES
 
 ROOT = Path(tessera.__file__).parent
 BASE = ("contracts", "batches", "config")
@@ -81,12 +82,17 @@ def allowed(importer: str, imported: str) -> bool:
     )
 
 
+def modules_of(root: Path) -> Iterator[tuple[Path, str]]:
+    """Every file, and the module that it is."""
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        yield path, ".".join(("tessera", *(part for part in parts if part != "__init__")))
+
+
 def violations(root: Path) -> list[str]:
     """`file:line imports module` for everything that the table does not permit."""
     found = []
-    for path in sorted(root.rglob("*.py")):
-        parts = path.relative_to(root).with_suffix("").parts
-        module = ".".join(("tessera", *(part for part in parts if part != "__init__")))
+    for path, module in modules_of(root):
         if room_of(module) not in MAY_IMPORT:
             found.append(f"{path.relative_to(root)}: a room that the table does not know")
             continue
@@ -98,6 +104,18 @@ def violations(root: Path) -> list[str]:
 
 def test_every_module_keeps_to_the_table() -> None:
     assert violations(ROOT) == []
+
+
+def test_rooms_that_serve_all_recipes_import_none_of_them() -> None:
+    """They ask a `Recipe` and its `Draw`. Evaluation and the benchmark know what they judge."""
+    importers = [(path, module) for path, module in modules_of(ROOT) if room_of(module) not in ("recipes", "evals", "bench")]
+    found = [
+        f"{path.relative_to(ROOT)}:{line} imports {imported}"
+        for path, module in importers
+        for line, imported in imports_of(path, module)
+        if any(f"{imported}.".startswith(f"tessera.recipes.{name}.") for name in RECIPES)
+    ]
+    assert found == []
 
 
 def test_the_package_was_really_read() -> None:

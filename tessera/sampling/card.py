@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tessera.batches import num_latent
 from tessera.config import ImageDataConfig, UserError, VideoDataConfig
-from tessera.contracts import Nets
+from tessera.contracts import Nets, Way
 from tessera.engine.checkpoint import read_json
 from tessera.sampling.stored import Stored, StoredStage, our_version
-from tessera.sampling.uses import way_to_draw
 
 NAMED = ("tessera", "torch", "numpy", "python", "platform", "device", "ranks")  # of env.json
 
@@ -144,7 +143,7 @@ def write_card(
         f"---\nlibrary_name: tessera\ntags: [tessera, {stored.recipe.name}]\n---\n\n# {name}",
         f"A `{stored.recipe.name}` model made with Tessera: {stored.recipe.summary}.\nTrained stages: {trained}.",
         f'## Use\n\n    pip install tessera-gen\n\n```python\nimport tessera\n\nmodel = tessera.load("{name}")\n'
-        f"{drawing_line(stored.config, stages, draws)}"
+        f"{drawing_line(stored.recipe.way(stored.config, stages), draws)}"
         f"{reads if 'tokenizer' in stages or stored.recipe.medium == 'mesh' else ''}```",
         _data_section(stored, first),
         *(_stage_section(stage, stages[stage], evidence[stage], models[stage]) for stage in stages),
@@ -154,9 +153,8 @@ def write_card(
     return "\n\n".join(parts) + "\n"
 
 
-def drawing_line(config: Any, stages: Collection[str], draws: str) -> str:
-    """Without a prior a cascade starts from a picture, or its embedding."""
-    way = way_to_draw(config, stages)
+def drawing_line(way: Way | None, draws: str) -> str:
+    """As `draws` says it from a prompt; from a picture, or its embedding, where that is the way."""
     if way is None or way.given == "prompt":
         return "" if way is None else draws
     file = "picture.png" if way.given == "image" else "embedding.npy"

@@ -10,7 +10,6 @@ from typing import Any
 from tessera.config import Layer, UserError, parse_sets
 from tessera.files import free_folder
 from tessera.media.images import inspect_image
-from tessera.recipes.dalle2.drawing import Painter
 from tessera.sampling.clips import asked_frames, counted
 from tessera.sampling.export import SUFFIXES, Written, refuse_existing, sample_names, write_samples
 from tessera.sampling.request import Request, make_request, read_prompts, read_request
@@ -81,7 +80,7 @@ def sample_values(sets: Sequence[str]) -> Layer:
 
 def drawn_by(session: Session, request: Request) -> str:
     """One line for whoever wonders why samples are small, or still poor."""
-    trained = ", ".join(f"{name} step {session.steps[name]:,}" for name in drawing(session, request))
+    trained = ", ".join(f"{name} step {session.steps[name]:,}" for name in session.draw.stages_for(request.options))
     missing = "".join(f", {name} not trained" for name in untrained(session))
     sizes = {
         "picture": lambda: f": pictures are {in_pixels(session)}",
@@ -145,14 +144,6 @@ def sized(size: tuple[int, int]) -> str:
     return f"{height} px" if height == width else f"{width} px wide and {height} high"
 
 
-def drawing(session: Session, request: Request) -> list[str]:
-    """Trained stages of the model; of a cascade that starts from a picture of the user's, those from there on."""
-    draw = session.draw
-    if not isinstance(draw, Painter) or (start := draw.start(request.options)) == "prior":
-        return list(session.steps)
-    return draw.path(start)
-
-
 def untrained(session: Session) -> list[str]:
     """Stages of the config that have no weights yet."""
     return [train.name for train in session.recipe.steps(session.config) if train.name not in session.steps]
@@ -161,12 +152,13 @@ def untrained(session: Session) -> list[str]:
 def made_by(session: Session, request: Request) -> dict[str, Any]:
     """Which weights drew: for whoever asks later why a picture came out otherwise."""
     height, width = (0, 0) if session.recipe.medium == "mesh" else drawn_size(session)
+    drawing = session.draw.stages_for(request.options)
     return {
         "tessera": our_version(),
         "recipe": session.recipe.name,
         "model": session.path.name,
         "device": session.device.type,
-        "stages": {name: {"step": session.steps[name], "weights": session.hashes[name]} for name in drawing(session, request)},
+        "stages": {name: {"step": session.steps[name], "weights": session.hashes[name]} for name in drawing},
         "untrained": untrained(session),
         **({"resolution": height} if height else {}),
         **({"width": width} if width != height else {}),

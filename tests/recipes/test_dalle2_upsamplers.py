@@ -17,14 +17,14 @@ from PIL import Image
 from tessera import pipeline
 from tessera.batches import PairBatch, TextStates
 from tessera.config import TarEmbeddingsConfig, UserError
-from tessera.contracts import Chunk, Context
+from tessera.contracts import Chunk, Context, Way
 from tessera.generators.diffusion.degrade import NoiseConfig
 from tessera.recipes.dalle2.config import UpsamplerConfig
 from tessera.recipes.dalle2.drawing import Painter
 from tessera.recipes.dalle2.nets import read_upsampler, upsampler_nets
 from tessera.sampling.serve import draw_to_files
 from tessera.sampling.session import Session, load
-from tessera.sampling.uses import Way, after_training, way_to_draw
+from tessera.sampling.uses import after_training
 from tests.cli.conftest import tessera
 from tests.recipes.test_dalle2_drawing import photo, run, session, workshop
 
@@ -159,13 +159,13 @@ def test_an_export_that_draws_nothing_is_trained_on(run: Path, tmp_path: Path, t
 
 def test_without_anything_that_embeds_pictures_an_embedding_is_asked_for(session: Session) -> None:
     config = session.config.model_copy(update={"embeddings": TarEmbeddingsConfig()})
-    assert way_to_draw(config, ["base", "upsampler1"]) == Way("embedding")
+    assert session.recipe.way(config, ["base", "upsampler1"]) == Way("embedding", lacks="prior")
 
 
 def test_where_an_upsampler_between_others_is_missing_the_last_one_draws(session: Session) -> None:
     config = session.config.model_copy(update={"upsampler2": session.config.upsampler1})
-    assert way_to_draw(config, ["prior", "base", "upsampler2"]) == Way("image", "upsampler2")
-    assert way_to_draw(config, ["prior", "base", "upsampler1"]) == Way("prompt")
+    assert session.recipe.way(config, ["prior", "base", "upsampler2"]) == Way("image", "upsampler2")
+    assert session.recipe.way(config, ["prior", "base", "upsampler1"]) == Way("prompt")
 
 
 # ---- parts that they learn from

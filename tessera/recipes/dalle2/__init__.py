@@ -2,7 +2,7 @@
 
 from tessera.contracts import Recipe
 from tessera.recipes.dalle2.config import Dalle2Config
-from tessera.recipes.dalle2.drawing import Painter
+from tessera.recipes.dalle2.drawing import Painter, way_to_draw
 from tessera.recipes.dalle2.elsewhere import adopt
 from tessera.recipes.dalle2.presets import PRESETS
 from tessera.recipes.dalle2.stages import settle, steps
@@ -17,4 +17,5 @@ DALLE2 = Recipe(
     adopt=adopt,
     settle=settle,
     opens=Painter,
+    way=way_to_draw,
 )

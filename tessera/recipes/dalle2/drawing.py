@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import Tensor
 from tessera.batches import PairBatch, TextStates, from_uint8
 from tessera.compiling import compile_parts
 from tessera.config import Config, UserError
-from tessera.contracts import Chunk, Context, Nets
+from tessera.contracts import Chunk, Context, Nets, Way
 from tessera.generators.diffusion.denoisers import COMPILED
 from tessera.generators.diffusion.losses import DiffusionLosses
 from tessera.generators.diffusion.sample import DiffusionSampleConfig, DiffusionSampler
@@ -40,6 +40,18 @@ from tessera.recording import Kept
 
 LOSS_CHUNK = 64  # pictures
 OF_OTHERS = [name for name in Dalle2SampleConfig.model_fields if name not in OF_UPSAMPLERS]
+
+
+def way_to_draw(config: Dalle2Config, trained: Collection[str]) -> Way | None:
+    """With these stages; None: none of them draws. A decoder without a prior has no way from text to an embedding."""
+    names, start = list(config.upsamplers), config.sample.start
+    upsamplers = [name for name in names if name in trained]
+    if "base" not in trained or start != "prior" or upsamplers != names[: len(upsamplers)]:
+        return Way("image", start if start in upsamplers else upsamplers[-1]) if upsamplers else None
+    if "prior" in trained:
+        return Way("prompt")
+    embedded = config.embeddings.kind in ("pair", "clip")  # others come from files alone
+    return Way("image" if embedded else "embedding", lacks="prior")
 
 
 class Painter:
@@ -92,6 +104,11 @@ class Painter:
         if missing := [name for name in found[:last] if name not in self.stages]:
             raise UserError(f"{found[last - 1]} enlarges what {missing[0]} draws, which is not trained yet; train it, too")
         return found[:last]
+
+    def stages_for(self, options: Dalle2SampleConfig) -> list[str]:
+        """All that are trained; of a cascade that starts from a picture of the user's, those from there on."""
+        start = self.start(options)
+        return list(self.stages) if start == "prior" else self.path(start)
 
     @property
     def embedding_width(self) -> int:
