@@ -4,9 +4,13 @@ once with the embeddings of the real pictures and once through the prior. Where 
 they make of the real pictures themselves, shrunk to the decoder's size as in their training: what is lost there is theirs alone.
 
     python bench/cascade.py RUN [--n 256] [--samplers euler heun dpm ddim] [--steps 4 8 16 32 64] [--stages base] [--compile]
+        [--side train] [--each]
 
 Sampler and steps are those of the stages named, by default of all; other stages draw as the run's config says. heun makes two
 passes a step; ddim draws fresh noise (eta 1), because without it is euler. The oracle reads pictures at the size that they have.
+
+--each adds a line for each column: the share right of each attribute, of the captions that ask for it. --side train asks for what
+training has shown: what is wrong there, too, has not been learned; what is wrong of held-out captions alone does not carry over.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ from tessera.recipes.pictures import pictures
 from tessera.sampling.session import Session
 
 STAGES = ("prior", "base", "upsampler")
+SIDES = {"heldout": "held-out", "train": "training"}  # by what they are called
 ROUTES = ("small", "real", "prior")  # upsamplers alone, of real pictures made small; else where embeddings come from
 
 T = TypeVar("T")
@@ -65,6 +70,15 @@ class Row:
         times = "".join(f"{'-':>10}" if spent is None else f"{spent:>10.5f}" for spent in [*seconds, self.whole])
         return f"{self.sampler:<10}{self.steps:>4}{times}" + "".join(f"{share(self.right[key]):>19.1%}" for key in columns)
 
+    def each(self, columns: Sequence[tuple[str, str]]) -> list[str]:
+        """A line a column: its attributes, of those captions that ask for them."""
+        found = {f"{stage} of {route}": self.right[route, stage] for route, stage in columns}
+        words = {
+            name: [f"{key} {row.right.get(key, 0) / count:.1%} of {count}" for key, count in row.asked.items()]
+            for name, row in found.items()
+        }
+        return [f"    {name}: {', '.join(shares)}" for name, shares in words.items()]
+
 
 def share(found: Tally) -> float:
     """How many were right in everything."""
@@ -80,13 +94,15 @@ def main() -> None:
     parser.add_argument("--steps", nargs="+", type=int, default=[4, 8, 16, 32, 64])
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES), help="whose sampler and steps are varied")
     parser.add_argument("--compile", action="store_true", help="as sample.compile")
+    parser.add_argument("--side", choices=SIDES, default="heldout", help="whose captions")
+    parser.add_argument("--each", action="store_true", help="the share right of each attribute")
     asked = parser.parse_args()
     session = tessera.load(asked.run)
-    painter, real = painter_of(session), held_out(session, asked.n, session.resolution)
-    columns, given = columns_of(painter), given_by(session, painter, real, asked.n)
+    painter, real = painter_of(session), side_of(session, asked.n, session.resolution, asked.side)
+    columns, given = columns_of(painter), given_by(session, painter, real, asked.n, asked.side)
     if asked.compile or session.config.sample.compile:
         painter.compile()
-    print(f"{len(real)} held-out captions in chunks of {session.config.sample.chunk}; {ceiling(painter, real)}")
+    print(f"{len(real)} {SIDES[asked.side]} captions in chunks of {session.config.sample.chunk}; {ceiling(painter, real)}")
     times = "".join(f"{name:>10}" for name in (*STAGES, "all, s"))
     print(f"{'sampler':<10}{'':>4}{times}" + "".join(f"{f'{stage} of {route}':>19}" for route, stage in columns), flush=True)
     rows = []
@@ -94,6 +110,8 @@ def main() -> None:
         options = varied(session.config.sample, sampler, steps, asked.stages)
         rows.append(drawn(painter, given, real.captions, options, Row(sampler, steps)))
         print(rows[-1].line(columns), flush=True)
+        if asked.each:
+            print("\n".join(rows[-1].each(columns)), flush=True)
     print(verdict(rows))
 
 
@@ -107,25 +125,26 @@ def painter_of(session: Session) -> Painter:
     return painter
 
 
-def held_out(session: Session, num: int, resolution: int) -> Side:
+def side_of(session: Session, num: int, resolution: int, side: str = "heldout") -> Side:
     """Pictures of that height, with captions that the oracle knows; the same ones at every height."""
     data = session.config.data.at(resolution)
-    material = load_material(data, most_train=1, most_held_out=num, seed=0)
+    most_train, most_held_out = (num, 1) if side == "train" else (1, num)
+    material = load_material(data, most_train=most_train, most_held_out=most_held_out, seed=0)
     if material.oracle != "shapes":
         raise UserError(f"{data.path} has no oracle; expected a run on data of `tessera data synth shapes`")
-    return material.held_out
+    return material.train if side == "train" else material.held_out
 
 
-def given_by(session: Session, painter: Painter, real: Side, num: int) -> dict[str, Tensor]:
+def given_by(session: Session, painter: Painter, real: Side, num: int, side: str = "heldout") -> dict[str, Tensor]:
     """The pictures that each route is given."""
     whole = painter.real(real.pictures)
-    return {route: shrunk(session, painter, num) if route == "small" else whole for route in routes_of(painter)}
+    return {route: shrunk(session, painter, num, side) if route == "small" else whole for route in routes_of(painter)}
 
 
-def shrunk(session: Session, painter: Painter, num: int) -> Tensor:
-    """The held-out pictures as the first upsampler sees them in training (`read_upsampler`): read at the size that it draws, then
+def shrunk(session: Session, painter: Painter, num: int, side: str = "heldout") -> Tensor:
+    """The real pictures as the first upsampler sees them in training (`read_upsampler`): read at the size that it draws, then
     made small. Noise or blur comes upon them as upon drawn ones."""
-    whole = held_out(session, num, painter.config.upsamplers["upsampler1"].resolution)
+    whole = side_of(session, num, painter.config.upsamplers["upsampler1"].resolution, side)
     return resize(painter.real(whole.pictures), painter.size_at(painter.config.seen_by("upsampler1")), 1.0)
 
 

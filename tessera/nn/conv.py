@@ -71,9 +71,11 @@ class GroupNorm(nn.GroupNorm):
 
 
 class Line(torch.autograd.Function):
-    """Slope and height, b c in fp32, of each channel's line. A group's variance is the mean of its channels' own, and how far their
-    means lie apart. Backwards it is a line again: what slope and height have to do with a pixel depends on nothing but its value,
-    so the way through the statistics costs two numbers a group, and no other sum over pixels."""
+    """Slope and height, b c in fp32, of each channel's line. A group's variance is the mean of its channels' own, and of how far
+    their means lie apart.
+
+    Backwards it is a line again: what a group's mean and variance make of one pixel's change depends on that pixel's value alone.
+    So beside the sums of slope and height, which the line itself brings, nothing is summed over pixels."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: float) -> tuple[Tensor, Tensor]:

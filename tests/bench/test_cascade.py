@@ -64,8 +64,29 @@ def test_a_line_for_every_sampler_and_number_of_steps(
     assert last.startswith("best: ")
 
 
+def test_each_attribute_of_what_training_has_shown(
+    cascade: ModuleType, run: Path, session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown, unseen = (cascade.side_of(session, 3, 16, side).captions for side in ("train", "heldout"))
+    assert len(shown) == len(unseen) == 3
+    assert not set(shown) & set(unseen)
+    words = ["--n", "3", "--samplers", "euler", "--steps", "1", "--side", "train", "--each"]
+    monkeypatch.setattr(sys, "argv", ["cascade.py", str(run), *words])
+    judged: list[list[str]] = []
+    monkeypatch.setattr(cascade, "tally", lambda made, captions: judged.append(list(captions)) or tally(made, captions))
+    cascade.main()
+    assert all(captions == list(shown) for captions in judged)
+    first, _, row, *each, _ = capsys.readouterr().out.splitlines()
+    assert first.startswith("3 training captions in chunks of 3; ")
+    columns = ["upsampler of small", "base of real", "upsampler of real", "base of prior", "upsampler of prior"]
+    assert [line.split(":")[0].strip() for line in each] == columns
+    for line, joint in zip(each, row.split()[-5:], strict=True):
+        assert f"joint {joint} of 3" in line
+        assert "colour " in line
+
+
 def test_what_is_judged_is_what_the_session_draws(cascade: ModuleType, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    painter, real = cascade.painter_of(session), cascade.held_out(session, 3, 32)
+    painter, real = cascade.painter_of(session), cascade.side_of(session, 3, 32)
     options, judged = session.config.sample.model_copy(update={"chunk": 2}), []  # so the last chunk is padded
     monkeypatch.setattr(cascade, "tally", lambda made, captions: judged.append(np.stack(made)) or tally(made, captions))
     cascade.drawn(painter, cascade.given_by(session, painter, real, 3), real.captions, options, cascade.Row("dpm", 3))
@@ -92,7 +113,7 @@ def test_the_upsampler_alone_is_given_what_it_learns_from(
     monkeypatch.setattr(nets, "degrade", lambda low, small, *where: seen.append(small) or degrade(low, small, *where))
     nets.read_upsampler(painter.config.upsampler1, (16, 16), {}, batch, Context(0, 0, batch.positions))
     learned = dict(zip(batch.captions, seen[0], strict=True))  # of which no two are equal
-    real = cascade.held_out(session, 3, 64)  # as where another upsampler comes after it
+    real = cascade.side_of(session, 3, 64)  # as where another upsampler comes after it
     given = cascade.given_by(session, painter, real, 3)
     assert given["prior"].shape == given["real"].shape == (3, 3, 64, 64)
     for caption, small in zip(real.captions, given["small"], strict=True):
@@ -105,7 +126,7 @@ def test_without_an_upsampler_there_is_none_to_judge(
     painter = cascade.painter_of(session)
     monkeypatch.setattr(painter, "stages", {name: painter.stages[name] for name in ("embedder", "prior", "base")})
     assert cascade.columns_of(painter) == [("real", "base"), ("prior", "base")]
-    real = cascade.held_out(session, 2, 16)
+    real = cascade.side_of(session, 2, 16)
     given = cascade.given_by(session, painter, real, 2)
     row = cascade.drawn(painter, given, real.captions, session.config.sample, cascade.Row("dpm", 3))
     assert list(row.right) == [("real", "base"), ("prior", "base")]
@@ -135,7 +156,7 @@ def test_data_without_an_oracle(cascade: ModuleType, session: Session, monkeypat
     material = replace(load_material(session.config.data, most_train=1, most_held_out=3, seed=0), oracle=None)
     monkeypatch.setattr(cascade, "load_material", lambda *_, **__: material)
     with pytest.raises(UserError, match="has no oracle"):
-        cascade.held_out(session, 3, 32)
+        cascade.side_of(session, 3, 32)
 
 
 def test_a_run_without_a_decoder(cascade: ModuleType, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
