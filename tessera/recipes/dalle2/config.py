@@ -80,7 +80,7 @@ class LatentConfig(Config):
 class BaseConfig(CascadeStageConfig):
     """Training of the decoder, which draws a small picture of an embedding and text."""
 
-    process: ProcessConfig = FlowConfig(mean=1.0, std=1.5)
+    process: ProcessConfig = FlowConfig(mean=1.0, std=2.0)
     """Which noise, and what is predicted. More noise is trained than by flow's own default: what lies where is decided there."""
     model: Denoiser = UNetConfig()
     """The network."""
