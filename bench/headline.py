@@ -94,9 +94,11 @@ def combined(recipe: str, tokenizer: str) -> Headline:
 
 
 def processed(kind: str) -> Headline:
-    """A decoder of shapes alone, by another process; on the embeddings of the whole cascade's run."""
-    sets = f"embeddings.path=OUT/dalle2/run/embedder base.process.kind={kind} base.steps=1200 base.optim.lr=8e-4"
-    then = ("bench/cascade.py RUN --n 256 --stages base --steps 16 32",)
+    """A decoder of shapes alone, by another process; on the embeddings of the whole cascade's run. Flow's times are logit-normal,
+    which is EDM's noise log-normal: both are trained under the same noise."""
+    noise = {"edm": " base.process.mean=1 base.process.std=2"}.get(kind, "")
+    sets = f"embeddings.path=OUT/dalle2/run/embedder base.process.kind={kind}{noise} base.steps=1200 base.optim.lr=8e-4"
+    then = ("bench/cascade.py RUN --n 256 --stages base --steps 16 32 --each",)
     return Headline(
         "dalle2",
         SHAPES,
@@ -143,7 +145,8 @@ HEADLINES = {
         "embedder.steps=1000 prior.steps=3000 prior.optim.lr=1e-3 base.steps=8000 base.optim.lr=8e-4 upsampler1.steps=1200 "
         f"upsampler1.optim.lr=8e-4 {CASCADE}",
         ("evaluate RUN --n 512", "evaluate RUN --n 512 --set evaluate.seed=1 sample.sampler=ddim sample.eta=1",
-         "bench/cascade.py RUN --n 256 --samplers euler ddim", f"{TRIED} guidance=1.5 guidance=6 embedding_guidance=2"), drawn=8,
+          "bench/cascade.py RUN --n 256 --samplers euler ddim --each", f"{TRIED} guidance=1.5 guidance=6 embedding_guidance=2"),
+        drawn=8,
         quick="embedder.steps=2 prior.steps=2 base.steps=2 upsampler1.steps=2",
     ),
     "flow": processed("flow"),
