@@ -142,10 +142,10 @@ HEADLINES = {
     ),
     "dalle2": Headline(
         "dalle2", SHAPES,
-        "embedder.steps=1000 prior.steps=3000 prior.optim.lr=1e-3 base.steps=8000 base.optim.lr=8e-4 upsampler1.steps=1200 "
+        "embedder.steps=1000 prior.steps=3000 prior.optim.lr=1e-3 base.steps=6000 base.optim.lr=8e-4 upsampler1.steps=1200 "
         f"upsampler1.optim.lr=8e-4 {CASCADE}",
         ("evaluate RUN --n 512", "evaluate RUN --n 512 --set evaluate.seed=1 sample.sampler=ddim sample.eta=1",
-          "bench/cascade.py RUN --n 256 --samplers euler ddim --each", f"{TRIED} guidance=1.5 guidance=6 embedding_guidance=2"),
+         "bench/cascade.py RUN --n 256 --samplers euler ddim --each", f"{TRIED} guidance=1.5 guidance=6 embedding_guidance=2"),
         drawn=8,
         quick="embedder.steps=2 prior.steps=2 base.steps=2 upsampler1.steps=2",
     ),
