@@ -65,6 +65,7 @@ SPRITES = (
     "data.frames=13 data.start=first data.validation_fraction=0.1 text.length=160 base.steps=900 base.model.dropout=0.3 "
     "base.optim.warmup_steps=100 engine.validate_every_steps=150 engine.save_every_steps=150 engine.keep_checkpoints=8"
 )
+NOISY = "base.process.mean=1 base.process.std=2"  # where it is decided which of two things lies where
 CASCADE = "text.length=64 sample.chunk=128 engine.validate_every_steps=1000"
 QUICK = "engine.device=cpu engine.validation_samples=8"
 QUICKLY = {
@@ -96,7 +97,7 @@ def combined(recipe: str, tokenizer: str) -> Headline:
 def processed(kind: str) -> Headline:
     """A decoder of shapes alone, by another process; on the embeddings of the whole cascade's run. Flow's times are logit-normal,
     which is EDM's noise log-normal: both are trained under the same noise."""
-    noise = {"edm": " base.process.mean=1 base.process.std=2"}.get(kind, "")
+    noise = "" if kind == "ddpm" else f" {NOISY}"
     sets = f"embeddings.path=OUT/dalle2/run/embedder base.process.kind={kind}{noise} base.steps=1200 base.optim.lr=8e-4"
     then = ("bench/cascade.py RUN --n 256 --stages base --steps 16 32 --each",)
     return Headline(
@@ -142,8 +143,8 @@ HEADLINES = {
     ),
     "dalle2": Headline(
         "dalle2", SHAPES,
-        "embedder.steps=1000 prior.steps=3000 prior.optim.lr=1e-3 base.steps=6000 base.optim.lr=8e-4 upsampler1.steps=1200 "
-        f"upsampler1.optim.lr=8e-4 {CASCADE}",
+        f"embedder.steps=1000 prior.steps=3000 prior.optim.lr=1e-3 base.steps=6000 base.optim.lr=8e-4 {NOISY} "
+        f"upsampler1.steps=1200 upsampler1.optim.lr=8e-4 {CASCADE}",
         ("evaluate RUN --n 512", "evaluate RUN --n 512 --set evaluate.seed=1 sample.sampler=ddim sample.eta=1",
          "bench/cascade.py RUN --n 256 --samplers euler ddim --each", f"{TRIED} guidance=1.5 guidance=6 embedding_guidance=2"),
         drawn=8,

@@ -117,7 +117,6 @@ SETS = {  # a recipe, or RECIPE-KIND
         "base.model={widths: [8, 8], blocks: [1, 1], attention: [false, true], cross: [false, true], head_width: 8}",
         "base.optim={lr: 1.0e-2, warmup_steps: 2}",
         "base.ema_decay=0.9",
-        "base.process={kind: flow, mean: 0, std: 1}",  # as it was when these were frozen
         "upsampler1.batch_size=4",
         "upsampler1.crop=16",
         "upsampler1.model={widths: [8, 8], blocks: [1, 1], attention: [false, false], cross: [false, false], head_width: 8}",

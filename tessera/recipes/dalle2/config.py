@@ -23,7 +23,6 @@ from tessera.generators.diffusion.degrade import Degradation, NoiseConfig
 from tessera.generators.diffusion.denoisers import Denoiser
 from tessera.generators.diffusion.guidance import GuidanceConfig
 from tessera.generators.diffusion.prior import PriorConfig
-from tessera.generators.diffusion.processes import FlowConfig, ProcessConfig
 from tessera.generators.diffusion.sample import DiffusionSampleConfig, SamplerConfig
 from tessera.generators.diffusion.stage import DiffusionStageConfig
 from tessera.generators.diffusion.unet import UNetConfig
@@ -80,8 +79,6 @@ class LatentConfig(Config):
 class BaseConfig(CascadeStageConfig):
     """Training of the decoder, which draws a small picture of an embedding and text."""
 
-    process: ProcessConfig = FlowConfig(mean=1.0, std=2.0)
-    """Which noise, and what is predicted. More noise is trained than by flow's own default: what lies where is decided there."""
     model: Denoiser = UNetConfig()
     """The network."""
     self_conditioning: bool = False
