@@ -273,9 +273,6 @@ class Draw(Protocol):
     def loss(self, real: Any, captions: Sequence[str | None]) -> Mapping[str, float]:
         """Held-out loss of real things (pictures as uint8 n h w c, or a list of clips or meshes), in the units of training."""
 
-    def stages_for(self, options: Any) -> Sequence[str]:
-        """Names of the trained stages that take part with these options: a chain may be entered later than at its beginning."""
-
 
 @dataclass(frozen=True, slots=True)
 class Way:
@@ -308,5 +305,7 @@ class Recipe:
     settle: Callable[[Any, Any, Collection[str]], Any] = _as_it_is  # (config, source, names of the stages that train): the
     # config with what only the data knows
     opens: Callable[[Any, Mapping[str, Nets], Any], Draw] | None = None  # (config, trained nets by stage, device)
+    enters: Callable[[Any, Any], Sequence[str]] | None = None  # (what `opens` gave, options): names of the stages that take part,
+    # where a chain may be entered later than at its beginning; None: all that are trained
     way: Callable[[Any, Collection[str]], Way | None] = _from_prompts  # (config, names of the stages that are trained): how one
     # draws with these; None: none of them draws

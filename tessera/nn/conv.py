@@ -36,13 +36,14 @@ class GroupNorm(nn.GroupNorm):
             groups //= 2
         super().__init__(groups, width)
 
-    def forward(self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
-        """b c h w -> b c h w; then times 1 + scale, plus shift, b c each, which a line takes into itself."""
+    def forward(self, x: Tensor, change: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """b c h w -> b c h w; with a scale and a shift, b c each, then times 1 + scale, plus shift: a line takes both in."""
         if not torch.compiler.is_compiling():
             normal = super().forward(x)
-            return normal if scale is None or shift is None else normal * (1 + across(scale)) + across(shift)
+            return normal if change is None else normal * (1 + across(change[0])) + across(change[1])
         slope, height = Line.apply(x, self.weight, self.bias, self.num_groups, self.eps)
-        if scale is not None and shift is not None:
+        if change is not None:
+            scale, shift = change
             slope, height = slope * (1 + scale), height * (1 + scale) + shift
         return (x.float() * across(slope) + across(height)).to(x.dtype)
 

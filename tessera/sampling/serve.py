@@ -80,7 +80,7 @@ def sample_values(sets: Sequence[str]) -> Layer:
 
 def drawn_by(session: Session, request: Request) -> str:
     """One line for whoever wonders why samples are small, or still poor."""
-    trained = ", ".join(f"{name} step {session.steps[name]:,}" for name in session.draw.stages_for(request.options))
+    trained = ", ".join(f"{name} step {session.steps[name]:,}" for name in drawing(session, request))
     missing = "".join(f", {name} not trained" for name in untrained(session))
     sizes = {
         "picture": lambda: f": pictures are {in_pixels(session)}",
@@ -144,6 +144,12 @@ def sized(size: tuple[int, int]) -> str:
     return f"{height} px" if height == width else f"{width} px wide and {height} high"
 
 
+def drawing(session: Session, request: Request) -> Sequence[str]:
+    """Names of the stages that take part."""
+    enters = session.recipe.enters
+    return list(session.steps) if enters is None else enters(session.draw, request.options)
+
+
 def untrained(session: Session) -> list[str]:
     """Stages of the config that have no weights yet."""
     return [train.name for train in session.recipe.steps(session.config) if train.name not in session.steps]
@@ -152,13 +158,12 @@ def untrained(session: Session) -> list[str]:
 def made_by(session: Session, request: Request) -> dict[str, Any]:
     """Which weights drew: for whoever asks later why a picture came out otherwise."""
     height, width = (0, 0) if session.recipe.medium == "mesh" else drawn_size(session)
-    drawing = session.draw.stages_for(request.options)
     return {
         "tessera": our_version(),
         "recipe": session.recipe.name,
         "model": session.path.name,
         "device": session.device.type,
-        "stages": {name: {"step": session.steps[name], "weights": session.hashes[name]} for name in drawing},
+        "stages": {name: {"step": session.steps[name], "weights": session.hashes[name]} for name in drawing(session, request)},
         "untrained": untrained(session),
         **({"resolution": height} if height else {}),
         **({"width": width} if width != height else {}),

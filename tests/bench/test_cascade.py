@@ -75,6 +75,7 @@ def test_each_attribute_of_what_training_has_shown(
     judged: list[list[str]] = []
     monkeypatch.setattr(cascade, "tally", lambda made, captions: judged.append(list(captions)) or tally(made, captions))
     cascade.main()
+    assert judged
     assert all(captions == list(shown) for captions in judged)
     first, _, row, *each, _ = capsys.readouterr().out.splitlines()
     assert first.startswith("3 training captions in chunks of 3; ")

@@ -81,10 +81,6 @@ class Flicker:
         """Not asked."""
         return {}
 
-    def stages_for(self, options: Any) -> Sequence[str]:
-        """Both."""
-        return ["tokenizer", "base"]
-
 
 class Means(nn.Module):
     """Blocks of 8 x 8 pixels to their mean greys: the first frame alone, then so many frames at once."""

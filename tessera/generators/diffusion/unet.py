@@ -81,7 +81,7 @@ class ModulatedBlock(nn.Module):
     def forward(self, x: Tensor, vector: Tensor) -> Tensor:
         """b c h w, and b d -> b c' h w"""
         scale, shift = self.modulate(vector).chunk(2, dim=1)
-        h = self.norm2(self.conv1(F.silu(self.norm1(x))), scale, shift)
+        h = self.norm2(self.conv1(F.silu(self.norm1(x))), (scale, shift))
         return self.shortcut(x) + self.conv2(F.dropout(F.silu(h), self.dropout, self.training))
 
 

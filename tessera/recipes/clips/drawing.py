@@ -75,16 +75,12 @@ class Animator:
     def __init__(self, config: ClipsConfig, stages: Mapping[str, Nets], device: torch.device) -> None:
         if "base" not in stages:
             raise UserError(f"stage base has not been trained yet (trained: {', '.join(stages)}); tessera resume goes on with it")
-        self.config, self.stages, self.nets, self.device = config, stages, stages["base"], device
+        self.config, self.nets, self.device = config, stages["base"], device
         tokenizer = stages["tokenizer"]["tokenizer"]
         assert isinstance(tokenizer, VideoTokenizer)
         self.tokenizer, self.time_stride = tokenizer, config.tokenizer.model.time_stride
         self._bf16 = device.type == "cuda" and config.engine.precision == "bf16"
         self.latents = generator_of(config).opens(self.nets, tokenizer, device, self._bf16)
-
-    def stages_for(self, options: ClipSampleConfig) -> list[str]:
-        """All that are trained."""
-        return list(self.stages)
 
     @torch.no_grad()
     def __call__(self, chunk: Chunk) -> list[Clip]:

@@ -17,5 +17,6 @@ DALLE2 = Recipe(
     adopt=adopt,
     settle=settle,
     opens=Painter,
+    enters=Painter.stages_for,
     way=way_to_draw,
 )

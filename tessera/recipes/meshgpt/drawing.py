@@ -42,10 +42,6 @@ class Sculptor:
         """Those of the generator, and the tokenizer where there is one."""
         return {**self.stages.get("tokenizer", {}), **self.stages["base"]}
 
-    def stages_for(self, options: MeshSampleConfig) -> list[str]:
-        """All that are trained."""
-        return list(self.stages)
-
     @torch.no_grad()
     def __call__(self, chunk: Chunk) -> list[CleanedMesh]:
         """A mesh for every row that is asked for."""

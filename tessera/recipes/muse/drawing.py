@@ -50,10 +50,6 @@ class Painter:
         """Height and width of a picture that drawing starts from."""
         return self.config.data.at(self.resolution).size
 
-    def stages_for(self, options: MuseSampleConfig) -> list[str]:
-        """All that are trained."""
-        return list(self.stages)
-
     @torch.no_grad()
     def __call__(self, chunk: Chunk) -> list[Image.Image]:
         """A picture for every row."""
